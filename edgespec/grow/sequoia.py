@@ -57,12 +57,12 @@ class SequoiaTable:
         return TreeShape(tuple(parents))
 
 
-def power_law(rate: float, num_ranks: int = NUM_RANKS) -> tuple[float, ...]:
+def power_law(rate: float) -> tuple[float, ...]:
     """Return acceptance by rank whose first entry is `rate`; its sum stays below 1."""
     require(0 < rate < 1, f"`acceptance={rate:g}` is not in (0, 1).", "Give the chance that a first child is accepted.")
     exponent = -math.log2(1 - rate)
-    misses = [(rank + 1) ** -exponent for rank in range(num_ranks + 1)]
-    return tuple(misses[rank] - misses[rank + 1] for rank in range(num_ranks))
+    misses = [(rank + 1) ** -exponent for rank in range(NUM_RANKS + 1)]
+    return tuple(misses[rank] - misses[rank + 1] for rank in range(NUM_RANKS))
 
 
 def sequoia_table(acceptance: Sequence[float], *, size: int, depth: int, max_children: int) -> SequoiaTable:

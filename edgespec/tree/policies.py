@@ -29,7 +29,6 @@ class Policy:
     kind: Literal["dynamic", "static", "looked up", "none"]
     draws: tuple[Draw, ...] = DRAWS  # of DRAWS, the default first
     settings: frozenset[str]  # names of the tree settings that it uses, those of every policy left out
-    is_calibrated: bool = False  # scores are expected tokens by measured acceptance
     has_classifier: bool = False  # that of the built-in pair, where none is given
     default_width: int | None = 16  # children of a node; None: as many as the tree has nodes
     default_confidence: float = 0.4  # as in Improving-MCSD
@@ -63,7 +62,6 @@ _ALL = (
         draws=("coupled",),
         default_width=32,  # as many as are looked at together
         settings=_LIMITS | {"threshold", "stop_gain", "acceptance"},
-        is_calibrated=True,
         drafted_per_node=4,
         greedy_draft_temperature=0.6,
     ),

@@ -45,11 +45,11 @@ def convolution(name: str) -> Part:
     return shaped(name, lambda shape: (shape[0], 1, *shape[1:]))
 
 
-def logarithm(name: str, change: Callable[[Tensor], Tensor] = lambda numbers: numbers) -> Part:
-    """Return the part that is stored as minus its exponential, its numbers perhaps in another order."""
+def logarithm(name: str) -> Part:
+    """Return the part that is stored as minus its exponential."""
 
     def part(layer: str, tensor: GgufTensor, _: Fields) -> Iterator[TensorEntry]:
-        yield changed(layer + name, tensor, (math.prod(tensor.shape),), lambda stored: change(logarithm_of(stored)))
+        yield changed(layer + name, tensor, (math.prod(tensor.shape),), logarithm_of)
 
     return part
 

@@ -11,7 +11,7 @@ import math
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -28,8 +28,6 @@ from edgespec.errors import EdgespecError
 CONTEXT, CHAT_TEMPLATE, TOKENIZER, STOP_TOKENS, DAY = (
     "context_tokens", "chat_template", "tokenizer", "stop_tokens", "day"
 )  # fmt: skip
-# The settings that records of older versions lack, each version with what those before it lack too
-MISSING = ((CHAT_TEMPLATE, TOKENIZER, STOP_TOKENS, DAY), (CONTEXT,))
 Line: TypeAlias = tuple[Entry, bytes]
 
 
@@ -73,21 +71,13 @@ class Results:
 
     def made_otherwise(self, config: dict[str, Any]) -> Entry | None:
         """Return a result that was made with other settings; None where there is none."""
-        hashes = {config_hash(each) for each in _as_versions_wrote(config)}
-        return next((entry for entry in self.entries if not entry.failed and entry.config_hash not in hashes), None)
+        own = config_hash(config)
+        return next((entry for entry in self.entries if not entry.failed and entry.config_hash != own), None)
 
 
 def config_hash(config: dict[str, Any]) -> str:
     """Return eight digits that two configurations share only if they are the same."""
     return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:8]
-
-
-def _as_versions_wrote(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield a configuration as this version writes it, and as older ones did."""
-    yield config
-    for missing in MISSING:
-        config = {name: value for name, value in config.items() if name not in missing}
-        yield config
 
 
 def read_results(path: Path, format_name: str) -> Results:
@@ -203,7 +193,6 @@ def _differences(before: Any, now: dict[str, Any]) -> str:
     """Return the settings that differ, with both values, where the format keeps them."""
     if not isinstance(before, dict):
         return "its format does not say which (--format jsonl does)"
-    before = {name: now[name] for names in MISSING for name in names if name in now} | before
     found = [
         f"{_NAMES.get(name, name)} {_shown(before, name)} there, {_shown(now, name)} here"
         for name in [*now, *(name for name in before if name not in now)]

@@ -169,7 +169,7 @@ def describe(rows: list[PromptRow]) -> str:
     return f"prompts: {counted(len(rows), 'row')}, {', '.join(names)}{turns}"
 
 
-def encode_prompts(pair: ModelPair, rows: list[PromptRow], *, raw: bool, system: str | None = None) -> list[list[int]]:
+def encode_prompts(pair: ModelPair, rows: list[PromptRow], *, raw: bool) -> list[list[int]]:
     """Encode every row up to its first answer, through the chat template where the model has one.
 
     Raises EdgespecError for rows with pictures.
@@ -177,7 +177,7 @@ def encode_prompts(pair: ModelPair, rows: list[PromptRow], *, raw: bool, system:
     seeing = next((row for row in rows if row.sees), None)
     if seeing is not None:
         raise EdgespecError("E_PICTURE", f"{seeing.where} has pictures, and only words are read here.", "Leave it out.")
-    return [ids_of(encode_turn(pair, row, raw=raw, system=system)) for row in rows]
+    return [ids_of(encode_turn(pair, row, raw=raw)) for row in rows]
 
 
 def encode_turn(
