@@ -19,20 +19,18 @@ from typing import Any
 import torch
 from transformers import PretrainedConfig
 
-from edgespec.draft.draft_kind import BLOCKS, DraftKind, check_is_read
+from edgespec.draft.draft_kind import DraftKind, check_is_read
 from edgespec.errors import EdgespecError, offload_errors
 from edgespec.hub.ollama import PREFIX as OLLAMA
 from edgespec.hub.ollama import resolve_ollama
 from edgespec.hub.places import bytes_at
 from edgespec.model.tree_support import Support
-from edgespec.pair.assistant import read_gemma_assistant
-from edgespec.pair.dflash import read_dflash_drafter
 from edgespec.pair.drafts import read_draft_tensors, read_kind
-from edgespec.pair.eagle3 import read_eagle3_head
 from edgespec.pair.folder import ModelFolder, fingerprint, is_head, open_architecture, open_model, read_head_facts
 from edgespec.pair.mtp import own_draft
 from edgespec.pair.pair import open_tokenizer, tokens_of
 from edgespec.pair.published import as_published
+from edgespec.pair.published_kinds import read_published
 from edgespec.pair.side_layer import read_side_layer
 from edgespec.pair.tree_support import tree_support
 from edgespec.placement.weights import weights_by_size
@@ -45,11 +43,6 @@ from offload.gguf.header import read_gguf
 from offload.gguf.kinds import bytes_by_type
 from offload.gguf.vocabulary import Vocabulary, read_vocabulary
 
-READERS: Mapping[str, Callable[..., tuple[Any, PretrainedConfig]]] = {
-    "eagle3": read_eagle3_head,
-    "assistant": read_gemma_assistant,
-    **dict.fromkeys(BLOCKS, read_dflash_drafter),
-}
 TOKENIZER_FILES = ("tokenizer*", "added_tokens.json", "special_tokens_map.json", "vocab.*", "merges.txt")
 
 
@@ -141,7 +134,7 @@ class Inspector:
             facts |= _described(side.checkpoint) | {"model_type": side.fields["model_type"], "draft_form": kind.name}
             return LocalModel(**facts, num_parameters=side.num_parameters, check_target=side.check_fits)
         checkpoint = read_draft_tensors(folder)
-        head, layer = READERS[kind.name](folder, kind, checkpoint)
+        head, layer = read_published(folder, kind, checkpoint)
         facts |= _described(checkpoint) | {"model_type": layer.model_type, "draft_form": kind.name}
         num_parameters = sum(math.prod(entry.shape) for entry in as_published(checkpoint).values())
         return LocalModel(**facts, num_parameters=num_parameters, check_target=head.check_fits, notes=head.notes)

@@ -9,16 +9,14 @@ import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from edgespec.draft.draft_kind import BLOCKS, NAMES, DraftKind, Name, check_is_read, kind_of
+from edgespec.draft.draft_kind import NAMES, DraftKind, Name, check_is_read, kind_of
 from edgespec.draft.own_parts import OwnParts
 from edgespec.errors import EdgespecError, offload_errors
 from edgespec.hub.names import MTP, NO_DRAFT, SELF
-from edgespec.pair.assistant import open_assistant
 from edgespec.pair.choices import DraftChoice, each_draft
-from edgespec.pair.dflash import open_dflash
-from edgespec.pair.eagle3 import open_eagle3
 from edgespec.pair.folder import ModelFolder, open_architecture, open_head, open_model, read_head_facts, read_json
 from edgespec.pair.mtp import open_mtp, own_draft
+from edgespec.pair.published_kinds import PUBLISHED, open_published
 from edgespec.pair.tree_support import tree_support
 from offload.checkpoint import Checkpoint, read_checkpoint
 from offload.errors import OffloadError
@@ -29,7 +27,6 @@ from offload.gguf.kinds import is_further_layer
 from offload.gguf.settings import config_fields
 from offload.torch_file import TORCH_NAME, read_torch_file
 
-OPENERS = {"eagle3": open_eagle3, "assistant": open_assistant, **dict.fromkeys(BLOCKS, open_dflash)}
 BY_ARCHITECTURE: dict[str, Name] = {"eagle3": "eagle3", "gemma4-assistant": "assistant"}  # of GGUF files
 
 
@@ -108,8 +105,8 @@ def open_draft(folder: Path, target: ModelFolder, *, is_planned: bool = False) -
         return open_head(folder, target)
     if kind.name == "mtp":
         return open_mtp(target, folder)
-    if kind.name in OPENERS:
-        return OPENERS[kind.name](folder, target, kind, read_draft_tensors(folder, is_planned=is_planned))
+    if kind.name in PUBLISHED:
+        return open_published(folder, target, kind, read_draft_tensors(folder, is_planned=is_planned))
     return open_architecture(folder) if is_planned else open_model(folder)
 
 

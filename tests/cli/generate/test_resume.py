@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from edgespec.cli import run
 from edgespec.cli.generate.output_file import OutputFile
-from edgespec.cli.generate.resume import CONTEXT, check_same_run, config_hash, keep_finished, read_results
+from edgespec.cli.generate.resume import check_same_run, config_hash, keep_finished, read_results
 from edgespec.cli.prompts.rows import PromptRow, parse_row
 from edgespec.errors import EdgespecError
 from tests.cli.conftest import Outcome, RunCli, jsonl, written
@@ -118,7 +118,6 @@ def test_one_result_of_other_settings_among_those_of_this_run_is_refused(tmp_pat
         ({**CONFIG, "temperature": 0.7}, ROWS, "temperature 0.0 there, 0.7 here"),
         ({**CONFIG, "stop": ["x"]}, ROWS, 'stop default there, ["x"] here'),
         ({"target": "t 1", "temperature": 0.0}, ROWS, "tree.size 32 there, default here"),
-        ({**CONFIG, "temperature": 0.7, CONTEXT: 9}, ROWS, "other settings: temperature 0.0 there, 0.7 here."),
         (CONFIG, ROWS[1:], "not in the input: r0"),
         (CONFIG, [row("r0", seed=3, temperature=1), *ROWS[1:]], "'r0' (temperature, seed)"),
         (CONFIG, [parse_row({"id": "r0", "prompt": "new"}, "line 1"), *ROWS[1:]], "'r0' (prompt)"),
