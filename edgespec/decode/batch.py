@@ -19,8 +19,7 @@ from edgespec.decode.clock import StepClock
 from edgespec.decode.draft_reading import DraftReading, asks_draft, num_unread
 from edgespec.decode.gained import first_step, step_result
 from edgespec.decode.near_ties import decide_near_ties
-from edgespec.decode.prompt_logprobs import take_prompt_rows
-from edgespec.decode.reading import ReadPrompt, share_out
+from edgespec.decode.reading import ReadPrompt, share_out, take_prompt_rows
 from edgespec.decode.sequence import Sequence
 from edgespec.draft.block import BlockDrafter, expand_blocks
 from edgespec.draft.distributions import Distributions

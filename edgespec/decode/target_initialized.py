@@ -24,7 +24,7 @@ from edgespec.decode.batch import Batch, Outcome
 from edgespec.decode.clock import StepClock
 from edgespec.decode.draft_reading import DraftReading
 from edgespec.decode.gained import first_step, step_result
-from edgespec.decode.prompt_logprobs import take_prompt_rows
+from edgespec.decode.reading import take_prompt_rows
 from edgespec.decode.sequence import AcceptedPath, Sequence
 from edgespec.errors import EdgespecError
 from edgespec.grow import Growth

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -175,3 +176,14 @@ def compact_json(grammar: Grammar) -> Grammar:
 def refused(what: str, why: str) -> EdgespecError:
     """Return the error of a grammar that cannot be followed."""
     return EdgespecError("E_GRAMMAR", f"{what} cannot be followed: {why}.", "Correct it, or leave the part out.")
+
+
+def choice_grammar(choices: Sequence[str]) -> str:
+    """Return the grammar of one of these texts, none of which is empty."""
+    return "start: " + " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)
+
+
+def regex_grammar(expression: str) -> str:
+    """Return the grammar of texts that match a regular expression as a whole."""
+    escaped = re.sub(r"(\\.)|/", lambda found: found[1] or r"\/", expression, flags=re.DOTALL).replace("\n", r"\n")
+    return f"start: TEXT\nTEXT: /{escaped}/"

@@ -9,8 +9,7 @@ from annotated_types import MaxLen, MinLen
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from edgespec.config import MAX_LOGPROBS
-from edgespec.sampling.grammar import ANY_OBJECT
-from edgespec.sampling.text_grammars import choice_grammar, regex_grammar
+from edgespec.sampling.grammar import ANY_OBJECT, choice_grammar, regex_grammar
 from edgespec.serve.body import Fields, Items
 from edgespec.serve.refusal import BAD_REQUEST, FORBIDDEN, NOT_FOUND, TOO_MANY, UNAUTHORIZED, RefusalError
 from edgespec.serve.served_model import LoraScale

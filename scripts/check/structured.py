@@ -30,7 +30,7 @@ from edgespec.chat.answer import answer_format_of
 from edgespec.chat.tools import Toolset, read_tools
 from edgespec.errors import EdgespecError
 from edgespec.pair.pair import DEMO_FOLDER
-from edgespec.sampling.text_grammars import choice_grammar, regex_grammar
+from edgespec.sampling.grammar import choice_grammar, regex_grammar
 from edgespec.text.request import TextRequest
 from tests.support.odd_schemas import HARD_GRAMMARS, HARD_SCHEMAS, ODD_SCHEMAS, SLOW_SCHEMAS
 from tests.support.random_schemas import random_schema

@@ -12,8 +12,7 @@ from edgespec.cli.prompts.row_keys import OPENED, SETTING_OF, SETTINGS, opened
 from edgespec.cli.spelling import spelled
 from edgespec.config import SamplingSettings
 from edgespec.errors import EdgespecError
-from edgespec.sampling.grammar import Grammar, response_format_grammar
-from edgespec.sampling.text_grammars import choice_grammar, regex_grammar
+from edgespec.sampling.grammar import Grammar, choice_grammar, regex_grammar, response_format_grammar
 from edgespec.text.bias import token_named
 from edgespec.validation import json_or_text, read_as, shown
 

@@ -15,8 +15,8 @@ from edgespec.chat.call_grammar import calls_or_answer, forced_calls, strict_cal
 from edgespec.cli import run
 from edgespec.config import DraftSampling
 from edgespec.pair.pair import open_pair
+from edgespec.sampling.grammar import regex_grammar
 from edgespec.sampling.processors import LogitProcessors
-from edgespec.sampling.text_grammars import regex_grammar
 from tests.conftest import VOCAB, make_tokenizer
 from tests.edgespec.chat.test_call_grammar import ANSWER, SUN
 from tests.edgespec.draft.contract import (
