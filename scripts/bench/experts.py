@@ -15,11 +15,9 @@ resident   all of it in memory
 Greedy decoding; plain, with trees of fixed sizes, and of several texts at once. Each system has a process of its own,
 in turn, and medians of --repeats are quoted. Numbers are of the passes behind the prompts' own; dropping the page cache
 is not counted. "asked" are the distinct experts that the routers chose in a pass, and their bytes; "read" is what the
-kernel says it read. "hits" are edgespec's own counts, of the prompts' passes too. "modelled" is edgespec estimate's
-arithmetic (profiles/roofline) with this machine's measured rates, of the disk the fastest read, and the spread that the
-counted experts have; "busy s" are the processor's own seconds in a pass, which others on the machine do not change.
-Memory has the experts of the rows so far, as far as it has room. Mapped pages come with what the kernel reads around
-them (/sys/block/*/queue/read_ahead_kb). The last line is JSON.
+kernel says it read. "hits" are edgespec's own counts, of the prompts' passes too; "busy s" are the processor's own
+seconds in a pass, which others on the machine do not change. Mapped pages come with what the kernel reads around them
+(/sys/block/*/queue/read_ahead_kb). The last line is JSON.
 """
 
 import argparse
@@ -29,7 +27,6 @@ import logging
 import statistics
 import sys
 from dataclasses import dataclass
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +36,13 @@ from transformers.utils import logging as transformers_logging
 from edgespec import Engine, MemoryLimits, SamplingSettings, TreeSettings
 from edgespec.cli.generate.records import peak_resident_bytes
 from edgespec.pair.pair import DEMO_FOLDER, ModelPair, open_pair
+from edgespec.placement.expert_load import mixture_sizes
+from edgespec.placement.place import pair_weights
+from edgespec.placement.run_config import resolve_run_config
 from profiles.measure import drop_page_cache, read_sequentially
 from scripts.bench.batch import generate_batch
 from scripts.bench.expert_passes import Log, keep_one_expert, logged, slow_reads
-from scripts.bench.model_experts import pass_model
 from scripts.bench.offload import open_transformers
-from scripts.make.expert_spread import fit_spread
 from scripts.situations import GIB, MIB, cut_texts, drop_behind_reader, held_out_halves, start_child
 
 MODES = ("cold", "limited", "uncached", "whole", "throttled", "resident")
@@ -151,7 +149,6 @@ def run_child(system: System, arguments: argparse.Namespace) -> None:
         "tokens_per_s": (sum(counts) - len(counts)) / seconds,
         "tokens_per_pass": (sum(counts) - len(counts)) / passes,
         "rows": statistics.mean(log.rows[1:]),
-        "rows_before": statistics.mean(list(accumulate(log.rows))[:-1]),
         "pass_s": statistics.median(log.seconds[1:]),
         "processor_s": statistics.median(log.processor_s[1:]),
         "distinct": statistics.mean(log.distinct[1:]),
@@ -175,14 +172,13 @@ def list_systems(arguments: argparse.Namespace) -> list[System]:
 def print_table(rows: list[dict[str, Any]], expert_bytes: float) -> None:
     """One line a system; experts and bytes are those of a pass."""
     print(f"{'mode':10}{'system':18}{'texts':>6}{'rows':>7}{'asked':>8}{'asked GiB':>10}{'read GiB':>9}{'hits':>6}"
-          f"{'s/pass':>8}{'busy s':>8}{'modelled':>9}{'layers':>8}{'tok/pass':>9}{'tok/s':>8}"
+          f"{'s/pass':>8}{'busy s':>8}{'tok/pass':>9}{'tok/s':>8}"
           f"{'peak MiB':>9}")  # fmt: skip
     for row in rows:
         hits = f"{row['hit_share']:.0%}" if "hit_share" in row else "-"
-        modelled, layers = (f"{row[key]:.3f}" if key in row else "-" for key in ("on_demand_s", "whole_layers_s"))
         print(f"{row['mode']:10}{row['name']:18}{row['texts']:6}{row['rows']:7.1f}{row['distinct']:8.1f}"
               f"{row['distinct'] * expert_bytes / GIB:10.3f}{row['read_bytes'] / GIB:9.3f}{hits:>6}"
-              f"{row['pass_s']:8.3f}{row['processor_s']:8.3f}{modelled:>9}{layers:>8}{row['tokens_per_pass']:9.2f}{row['tokens_per_s']:8.2f}"
+              f"{row['pass_s']:8.3f}{row['processor_s']:8.3f}{row['tokens_per_pass']:9.2f}{row['tokens_per_s']:8.2f}"
               f"{row['peak_bytes'] / MIB:9.0f}")  # fmt: skip
 
 
@@ -227,27 +223,15 @@ def main() -> None:
     for system, found in reports.items():
         medians = {key: statistics.median(report[key] for report in found) for key in found[0]}
         rows.append({**dataclasses.asdict(system), "name": system.name, **medians})
-    disk_bytes_per_s = max(read_rates)
-    model = pass_model(pair.target, dtype=arguments.dtype)
-    experts = model.experts
-    counted = [(row["rows"], row["distinct"] / experts.num_layers) for row in rows if row["texts"] == 1]
-    spread = fit_spread(counted, num_experts=experts.num_experts, chosen=experts.chosen)
-    for system, row in zip(systems, rows, strict=True):
-        if system.kind == "edgespec":
-            throttled = arguments.disk_gib_per_s * GIB if system.mode == "throttled" else disk_bytes_per_s
-            row |= model.pass_s(
-                rows=row["rows"],
-                rows_before=0.0 if system.mode == "uncached" else row["rows_before"],
-                num_texts=system.texts,
-                spread=spread,
-                limits=memory_limits(system, pair, arguments),
-                disk_bytes_per_s=min(throttled, disk_bytes_per_s),
-            )
+    run_config = resolve_run_config(pair.target, None, device="cpu", dtype=arguments.dtype)
+    sizes = mixture_sizes(pair_weights(pair.target, None, run_config).target, torch.device("cpu"))
+    if sizes is None:
+        raise SystemExit(f"'{pair.target.folder}' is no mixture of experts")
+    experts = sizes.experts
     print(f"{experts.chosen} of {experts.num_experts} experts of {experts.expert_bytes / MIB:.2f} MiB in "
-          f"{experts.num_layers} layers; the rows of a text spread by {spread:.2f}; cold sequential reads of "
-          f"{disk_bytes_per_s / GIB:.2f} GiB/s")  # fmt: skip
+          f"{experts.num_layers} layers; cold sequential reads of {max(read_rates) / GIB:.2f} GiB/s")  # fmt: skip
     print_table(rows, experts.expert_bytes)
-    print(json.dumps({"spread": spread, "disk_gib_per_s": disk_bytes_per_s / GIB, "rows": rows}))
+    print(json.dumps({"disk_gib_per_s": max(read_rates) / GIB, "rows": rows}))
 
 
 if __name__ == "__main__":
