@@ -9,7 +9,7 @@ import torch
 from transformers import Gemma2Config, LlamaConfig
 
 from edgespec import Engine, MemoryLimits, TreeSettings
-from edgespec.decode import batch, prompt_logprobs
+from edgespec.decode import batch, reading
 from edgespec.model.pass_rows import PassRows
 from edgespec.model.row_chunks import rows_at_once
 from tests.conftest import FAMILIES, GROUPED, RECURRENT, make_model, save_folder
@@ -106,7 +106,7 @@ def test_the_plan_has_room_for_them(
         planned = engine.placement.device_bytes["target: one pass"]
         engine.generate(prompt, max_new_tokens=0, prompt_logprobs=5)
         assert WIDE * rows_at_once(WIDE) * engine.run_config.dtype.itemsize < peaks[0] < planned
-        monkeypatch.setattr(prompt_logprobs, "row_chunks", lambda count, _vocab: [slice(0, count)])
-        monkeypatch.setattr(prompt_logprobs, "ROWS_AT_ONCE", len(prompt))
+        monkeypatch.setattr(reading, "row_chunks", lambda count, _vocab: [slice(0, count)])
+        monkeypatch.setattr(reading, "ROWS_AT_ONCE", len(prompt))
         engine.generate(prompt, max_new_tokens=0, prompt_logprobs=5)
         assert peaks[1] > planned, "all rows at once are seen"

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from edgespec import Engine
-from edgespec.decode import prompt_logprobs
+from edgespec.decode import reading
 
 TEXT = "def area(w, h):\n    return w"
 NEAR = 1e-4
@@ -80,8 +80,8 @@ def test_no_tokens_need_an_echo(client: httpx.Client) -> None:
 def test_rows_in_small_chunks_say_the_same(
     engine: Engine, expected: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prompt_logprobs, "ROWS_AT_ONCE", 2)
-    monkeypatch.setattr(prompt_logprobs, "row_chunks", lambda count, _: [slice(0, 3), slice(3, count)])
+    monkeypatch.setattr(reading, "ROWS_AT_ONCE", 2)
+    monkeypatch.setattr(reading, "row_chunks", lambda count, _: [slice(0, 3), slice(3, count)])
     found = engine.generate(TEXT, max_new_tokens=0, prompt_logprobs=1)
     assert [entry.logprob for entry in found.prompt_logprobs] == pytest.approx(expected, abs=NEAR)
     assert (found.text, found.token_ids, found.finish_reason) == ("", (), "length")
