@@ -262,14 +262,11 @@ def _model_line(role: str, weights: Weights) -> str:
     model: ModelFolder = weights.model
     count, unit = (weights.num_parameters / 1e9, "B") if weights.num_parameters >= 1e9 else (
         weights.num_parameters / 1e6, "M")  # fmt: skip
-    size = f"{model.checkpoint.num_bytes / GIB:.3f} GiB in its files" if _has_files(weights) else "no weights there"
+    is_there = not any(entry.is_planned for entry in model.checkpoint.tensors.values())
+    size = f"{model.checkpoint.num_bytes / GIB:.3f} GiB in its files" if is_there else "no weights there"
     quant = f", layers as {weights.formats}" if weights.formats else ""
     left_out = "".join(f"; {note}" for note in weights.unread_notes)
     return f"{role}: {model.named} ({model.config.model_type}, {count:.3g} {unit} parameters, {size}{quant}{left_out})"
-
-
-def _has_files(weights: Weights) -> bool:
-    return all(entry.file.name for entry in weights.model.checkpoint.tensors.values())
 
 
 def _facts(plan: PlacedWeights) -> dict[str, Any]:

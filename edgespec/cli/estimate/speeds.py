@@ -199,12 +199,10 @@ def _tokens_per_s(estimate: SpeedEstimate) -> str:
     low, likely, high = (getattr(estimate, case).tokens_per_s for case in CASES)
     count = estimate.likely.num_texts
     together = f" of all {count} texts together" if count > 1 else ""
-    slowly = f", {_token_in_words(1 / likely)}" if likely < 1 else ""
+    token_s = 1 / likely
+    in_words = f"{token_s / 60:.1f} minutes a token" if token_s >= 90 else f"{token_s:.1f} seconds a token"
+    slowly = f", {in_words}" if likely < 1 else ""
     return f"{likely:.3g} tokens/s ({low:.3g} to {high:.3g}){together}{slowly}"
-
-
-def _token_in_words(seconds: float) -> str:
-    return f"{seconds / 60:.1f} minutes a token" if seconds >= 90 else f"{seconds:.1f} seconds a token"
 
 
 def _assumed(pair: PairOnHardware) -> str:

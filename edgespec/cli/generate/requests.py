@@ -161,7 +161,8 @@ def make_requests(pair: ModelPair, rows: list[PromptRow], encode: EncodeTurn, ru
             max_new_tokens=run.max_new_tokens if own.max_new_tokens is None else own.max_new_tokens,
             seed=run.seed if own.seed is None else own.seed,
             stop=run.stop if own.stop is None else own.stop,
-            skip_special_tokens=not toolset.has_parts and _or(own.skip_special_tokens, run.skip_special_tokens),
+            skip_special_tokens=not toolset.has_parts
+            and (run.skip_special_tokens if own.skip_special_tokens is None else own.skip_special_tokens),
             grammar=grammar,
             toolset=toolset,
             logprobs=run.logprobs if own.logprobs is None else own.logprobs,
@@ -189,10 +190,6 @@ def _token_options(own: RowSettings, sampling: SamplingSettings, pair: ModelPair
         before = options.get("suppress_tokens") or pair.default_options().get("suppress_tokens", ())
         options["suppress_tokens"] = sorted({*suppressed, *before})
     return options
-
-
-def _or(own: bool | None, other: bool) -> bool:
-    return other if own is None else own
 
 
 class KeptPictures:

@@ -24,17 +24,14 @@ def say_unused_keys(console: Console, rows: Sequence[PromptRow], *, applies: boo
     """
     records = ", only handed through to the records" if applies else ""
     found: list[tuple[str, list[Iterable[str]]]] = [
-        ("not applied, so that all prompts run alike", [() if applies else _settings_of(row) for row in rows]),
+        ("not applied, so that all prompts run alike",
+         [() if applies else row.settings.set_values().keys() - {"system"} for row in rows]),
         (f"not applied{records}", [row.ignored_keys for row in rows]),
         (f"not known{records}", [row.unknown_keys for row in rows]),
-    ]
+    ]  # fmt: skip
     for what, keys in found:
         if any(keys):
             console.say(f"{what}: {_listed(keys)}")
-
-
-def _settings_of(row: PromptRow) -> Iterable[str]:
-    return row.settings.set_values().keys() - {"system"}
 
 
 def _listed(found: Iterable[Iterable[str]]) -> str:
