@@ -5,6 +5,10 @@
     cmake --build build --target llama-bench -j
     python -m scripts.bench.built_llama_cpp build/bin/llama-bench MODEL.gguf [MODEL.gguf ...] [--threads 1 2]
 
+    ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 python -m scripts.bench.built_llama_cpp AVX2/bin/llama-bench ...
+
+The last line is for both as on a processor without AVX-512, with a llama.cpp of `-DGGML_NATIVE=OFF`, which is built for
+AVX2. `scripts.bench.llama_cpp CHECKPOINT --types q4_0 --gguf FOLDER` writes files of checkpoints.
 PyPI's wheels are built for AVX2. Systems take turns, each in a fresh process; the tokens that are written count, behind
 a prompt of as many tokens. Only a quiet machine's runs count. Prints medians of tokens/s.
 """
