@@ -179,9 +179,9 @@ class CausalModel:
         from edgespec.model.native.passes import native_passes  # needs llvmlite
 
         keeps_rows = not any(record.is_text_by_text(self.config) for record in MECHANISMS)
-        if self._shares_passes and keeps_rows:
+        if keeps_rows and (self._shares_passes or self.rotation.two_lengths):
             layers = list(self._layers)
-            self._native = native_passes(self.model, self._decoder, layers, self.config, self._layer_windows)
+            self._native = native_passes(self.model, self._decoder, layers, self._layer_windows, self.rotation)
 
     def drop_native_passes(self) -> None:
         """Let all rows pass by torch's operations again."""
@@ -237,7 +237,7 @@ class CausalModel:
             if self._static is not None and self._static.take(parts):
                 return [self._static.read(parts[0])]
             if not self._shares_passes:
-                return [hidden for part in parts for hidden in self._read([part])]
+                return [hidden for part in parts for hidden in self._read_together([part])]
             order = by_adapters(parts)
             found = self._read_together([parts[number] for number in order])
             return [hidden for _, hidden in sorted(zip(order, found, strict=True), key=lambda one: one[0])]

@@ -63,6 +63,25 @@ class LengthRotation:
         is_ahead = self._reads_anew and self.length(max(prompt_tokens, num_tokens)) == self._least
         return self._least - num_tokens if is_ahead else None
 
+    @property
+    def two_lengths(self) -> tuple[int, int] | None:
+        """The greatest length that one set of factors is for, and the least of the other; None without two sets."""
+        has_two = bool(self._modules) and self._most == self._least + 1
+        return (self._least, self._least + 1) if has_two else None
+
+    @contextmanager
+    def of_length(self, length: int, num_rows: int) -> Iterator[None]:
+        """Within this block so many rows rotate by a length."""
+        self._lengths = torch.full((num_rows,), length)
+        try:
+            yield
+        finally:
+            self._lengths = None
+
+    def are_long(self, part: PassRows) -> Tensor:
+        """Return whether a text's rows [n] rotate by the second set of factors."""
+        return (part.row_positions + 1).clamp(min=part.cache.prompt_tokens) > self._least
+
     @contextmanager
     def of_rows(self, parts: Sequence[PassRows]) -> Iterator[None]:
         """Within this block the rows of a pass rotate by their texts' lengths."""

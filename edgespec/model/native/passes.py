@@ -12,8 +12,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PretrainedConfig, PreTrainedModel
+from torch.nn.functional import pad
+from transformers import PreTrainedModel
 
+from edgespec.model.length_rotation import LengthRotation
 from edgespec.model.mechanisms.windows import AttentionWindow, key_sources
 from edgespec.model.native.layers import NativeDecoder, native_decoder
 from edgespec.model.native.records import LAYER, PASS, SPAN
@@ -35,8 +37,9 @@ class NativePasses:
     """The passes of a model whose layers stay in memory."""
 
     def __init__(
-        self, model: PreTrainedModel, decoder: nn.Module, known: NativeDecoder, windows: Sequence[AttentionWindow]
-    ) -> None:
+        self, model: PreTrainedModel, decoder: nn.Module, known: NativeDecoder, windows: Sequence[AttentionWindow],
+        rotations: _Rotations,
+    ) -> None:  # fmt: skip
         self._embedding = model.get_input_embeddings()
         # Of a head; a block's rows of features are no rows that layers transform
         self._fuse: Callable[[Tensor, Tensor], Tensor] | None = (
@@ -44,7 +47,7 @@ class NativePasses:
         )
         self._known, self._windows = known, windows
         self._decoder, self._reading = decoder, reading_of(decoder)
-        self._rotations = _Rotations(decoder, len(known.layers))
+        self._rotations = rotations
         self._code = _compiled(known.shapes)
         self._run = self._code.address("run")
         self._alone = {
@@ -92,7 +95,8 @@ class NativePasses:
         ends = [part.cache.length + part.count for part in parts]
         given = self._given(parts).contiguous()
         found = given.new_empty(len(given), self._known.shapes[0].hidden)
-        positions = [part.row_positions.contiguous() for part in parts]
+        self._rotate(max(ends))
+        positions = [self._rotations.places(part, self._num_positions).contiguous() for part in parts]
         visible = [None if part.visible is None else part.visible.contiguous() for part in parts]
         spans = SPAN.filled([
             {
@@ -105,7 +109,6 @@ class NativePasses:
             for part, seen, places in zip(parts, visible, positions, strict=True)
         ])  # fmt: skip
         storages = self._storages(parts, ends)
-        self._rotate(max(ends))
         num_threads = threads.most_threads()
         max_path = max((seen.shape[1] for seen in visible if seen is not None), default=1)
         num_layers = len(self._known.layers)
@@ -227,18 +230,37 @@ def _in_calls(parts: Iterable[PassRows]) -> Iterator[list[PassRows]]:
 class _Rotations:
     """The cosines and sines of positions, as the decoder's own module makes them for each kind of layer."""
 
-    def __init__(self, decoder: Any, num_layers: int) -> None:
-        self._module = decoder.rotary_emb
+    def __init__(self, decoder: Any, num_layers: int, by_length: LengthRotation) -> None:
+        self._module, self._by_length = decoder.rotary_emb, by_length
         takes_kind = "layer_type" in inspect.signature(self._module.forward).parameters
         self._kinds = list(decoder.config.layer_types) if takes_kind else [None] * num_layers
 
     def of_layers(self, count: int) -> list[Tensor]:
-        """Return the rotations of so many positions for each layer: float32 [positions, rotated columns]."""
+        """Return the rotations of so many positions for each layer: float32 [positions, rotated columns].
+
+        Where texts of two lengths rotate otherwise, there are so many of each.
+        """
         made = {kind: self._table(kind, count) for kind in set(self._kinds)}
         return [made[kind] for kind in self._kinds]
 
-    @torch.no_grad()
+    def places(self, part: PassRows, count: int) -> Tensor:
+        """Return where rows' rotations are among those of so many positions [n]."""
+        if self._by_length.two_lengths is None:
+            return part.row_positions
+        return part.row_positions + count * self._by_length.are_long(part)
+
     def _table(self, kind: str | None, count: int) -> Tensor:
+        lengths = self._by_length.two_lengths
+        if lengths is None:
+            return self._of_positions(kind, count)
+        tables = []
+        for length, num_rows in zip(lengths, (min(count, lengths[0]), count), strict=True):
+            with self._by_length.of_length(length, num_rows):
+                tables.append(pad(self._of_positions(kind, num_rows), (0, 0, 0, count - num_rows)))
+        return torch.cat(tables)
+
+    @torch.no_grad()
+    def _of_positions(self, kind: str | None, count: int) -> Tensor:
         positions, like = torch.arange(count)[None], torch.empty(1, 1, 1)
         cosine, sine = self._module(like, positions, *([] if kind is None else [kind]))
         half = cosine.shape[-1] // 2
@@ -255,19 +277,21 @@ def reading_of(decoder: Any) -> tuple[object, ...]:
 
 
 def native_passes(
-    model: PreTrainedModel, decoder: nn.Module, layers: Sequence[nn.Module], config: PretrainedConfig,
-    windows: Sequence[AttentionWindow],
+    model: PreTrainedModel, decoder: nn.Module, layers: Sequence[nn.Module], windows: Sequence[AttentionWindow],
+    by_length: LengthRotation,
 ) -> NativePasses | None:  # fmt: skip
     """Return the passes of a model; None where it is made of other parts, or its weights lie in another way."""
+    config = model.config.get_text_config(decoder=True)
     states_kinds = bool(getattr(config, "layer_types", None))
     if not states_kinds and not any(window.size for window in windows):  # the calls alone state that of all layers
         windows = [replace(window, size=getattr(config, "sliding_window", None)) for window in windows]
     is_usual = not any(window.in_chunks or window.is_causal for window in windows)
     if not is_usual or key_sources(config) != list(range(len(layers))) or not hasattr(decoder, "rotary_emb"):
         return None
-    rotated = _Rotations(decoder, len(layers)).of_layers(2)[0].shape[-1]
+    rotations = _Rotations(decoder, len(layers), by_length)
+    rotated = rotations.of_layers(2)[0].shape[-1]
     known = native_decoder(decoder, layers, config, dtype=model.dtype, rotated=rotated)
-    return None if known is None else NativePasses(model, decoder, known, windows)
+    return None if known is None else NativePasses(model, decoder, known, windows, rotations)
 
 
 @functools.lru_cache(8)

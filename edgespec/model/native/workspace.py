@@ -10,6 +10,7 @@ from transformers import PretrainedConfig
 
 from edgespec.errors import EdgespecError
 from edgespec.model.layer_kinds import chosen_experts, kinds_of, num_chosen
+from edgespec.model.length_rotation import rotations_of
 from edgespec.model.mechanisms.known import key_shape
 from edgespec.model.native.records import ROW
 from edgespec.model.native.shape import DecoderShape, Gate, Mixture, RouterScores
@@ -97,7 +98,9 @@ def planned_bytes(config: PretrainedConfig, *, num_rows: int, num_keys: int, max
         return 0
     sizes = workspace_sizes(shapes, min(num_rows, MOST_TOGETHER), num_keys, max_path, num_threads)
     rotated = round(shapes[0].head_dim * float(_rotation(config).get("partial_rotary_factor") or 1))
-    rotations = len(set(kinds_of(config))) * num_rotated(num_keys) * rotated * FLOAT_BYTES
+    rotations = (
+        (1 + bool(rotations_of(config))) * len(set(kinds_of(config))) * num_rotated(num_keys) * rotated * FLOAT_BYTES
+    )
     return sum(map(with_room, sizes.values())) + rotations
 
 

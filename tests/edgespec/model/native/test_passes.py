@@ -42,6 +42,7 @@ from edgespec import Engine
 from edgespec.config import MemoryLimits
 from edgespec.draft.dflash_network import GuessedBlock
 from edgespec.model.causal_model import CausalModel
+from edgespec.model.length_rotation import LengthRotation
 from edgespec.model.mechanisms.windows import AttentionWindow
 from edgespec.model.native import attention, functions, mixture, pass_text, passes, trial
 from edgespec.model.native.fields import RecordFields
@@ -93,6 +94,19 @@ FAMILIES: dict[str, Callable[[], PretrainedConfig]] = {
     ),
     # Weights in one: queries, keys and values, and gates and ups
     "phi3": lambda: Phi3Config(**SIZES, pad_token_id=0),
+    # Two sets of factors of rotations, for texts of 40 tokens and for longer ones
+    "phi3-longrope": lambda: Phi3Config(
+        **SIZES,
+        pad_token_id=0,
+        original_max_position_embeddings=40,
+        rope_parameters={
+            **ROPE,
+            "rope_type": "longrope",
+            "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7],
+            "long_factor": [2.0 + number for number in range(8)],
+            "original_max_position_embeddings": 40,
+        },
+    ),
     # An expert that all rows have, by a share of its own
     "qwen2-moe": lambda: Qwen2MoeConfig(**SIZES, **EXPERTS, shared_expert_intermediate_size=64),
     # The same without one; experts are chosen by corrected scores, and the first layer's MLP is dense
@@ -187,6 +201,29 @@ def test_rows_of_texts_and_trees_are_near_those_of_the_familys_own_forward(
     for ours, theirs in zip(*(cache.layers for cache in caches), strict=True):
         for one, other in zip(ours.rows(37), theirs.rows(37), strict=True):
             assert far(one, other) < NEAR[dtype]
+
+
+def all_short(_rotation: LengthRotation, part: PassRows) -> Tensor:
+    return torch.zeros(part.count, dtype=torch.bool)
+
+
+@pytest.mark.parametrize("is_wrong", [False, True])
+@pytest.mark.parametrize(("num_tokens", "prompt_tokens"), [(30, 0), (38, 0), (60, 0), (30, 50)])
+def test_rows_rotate_by_the_lengths_of_their_texts(
+    num_tokens: int, prompt_tokens: int, is_wrong: bool, tokens: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tree's first rows may lie before the limit, and its last ones behind it."""
+    usual, native = both("phi3-longrope")
+    if is_wrong:
+        monkeypatch.setattr(LengthRotation, "are_long", all_short)
+    found = []
+    for model in (usual, native):
+        cache = model.new_text()
+        cache.prompt_tokens = prompt_tokens
+        rows = model.read([next_rows(cache, tokens[:num_tokens])])
+        cache.commit_next(tokens[:num_tokens].tolist())
+        found.append(torch.cat([*rows, *model.read([tree(cache, tokens[60:])])]))
+    assert (far(found[1], found[0]) < NEAR[torch.float32]) == (not is_wrong or (num_tokens, prompt_tokens) == (30, 0))
 
 
 @pytest.mark.parametrize("family", ["phi3", "glm4-moe", "qwen3.5-attention"])
