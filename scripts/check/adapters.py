@@ -194,12 +194,15 @@ def unpacked_base(base: nn.Module, engine: Engine) -> Any:
     found = copy.deepcopy(base)
     for name, module in engine.target_model.model.named_modules():
         own: Any = dict(found.named_modules()).get(name)
-        if "weight_packed" in module._modules:
+        if "weight_packed" in module._modules and isinstance(module, nn.Embedding):
+            own.weight = nn.Parameter(module(torch.arange(module.num_embeddings)).float().clone())
+        elif "weight_packed" in module._modules:
             own.weight = nn.Parameter(weight_of(module).float().clone())
         elif own is not None and not module._modules:
             for attribute, parameter in module._parameters.items():
                 if parameter is not None and not parameter.is_meta:
                     setattr(own, attribute, nn.Parameter(parameter.detach().float().clone()))
+    found.tie_weights()  # type: ignore[operator]
     return found
 
 
