@@ -46,19 +46,25 @@ def test_a_run_that_was_stopped_goes_on_with_the_steps_that_it_began_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(timed, "FeatureFiles", lambda folder: folder)
-    clock = iter([0.0, 2.0, 2.0, 2.0, 0.0, 2.0])  # 8 steps take 2 s
-    monkeypatch.setattr(timed.time, "process_time", lambda: next(clock))
+    now = [0.0]
+    monkeypatch.setattr(timed.time, "process_time", lambda: now[0])
     given = argparse.Namespace(out=tmp_path, seconds=5.0, learning_rate=None, seed=0)
     asked: list[int] = []
 
     def learn(made: list[int], run: TrainingRun) -> None:
         asked.append(run.settings.training_steps)
+        for step in range(asked[-1]):
+            is_last = step + 1 == asked[-1]
+            now[0] += 0.25 + 100 * is_last  # a look at held-out texts
+            assert run.progress is not None
+            run.progress(step + 1, {"loss": 1.0}, {"agreement": 0.5} if is_last else None)
         made.append(asked[-1])
 
     assert timed.train_timed(given, "one", list, learn, width=256) == [20]
     assert asked == [timed.TIMED_STEPS, 20]
     assert timed.train_timed(given, "one", list, learn, width=256) == [20]  # nothing is timed again
     assert asked == [timed.TIMED_STEPS, 20, 20]
+    assert len((tmp_path / "one.curve.jsonl").read_text().splitlines()) == 2  # none of the timed steps
 
 
 def test_held_out_prompts_are_of_other_subjects() -> None:
