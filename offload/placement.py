@@ -6,7 +6,7 @@ the rest is on disk, which reads while those are copied. On a CPU, whose device 
 memory, all that is not resident is on disk.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NotRequired, TypedDict, Unpack
 
@@ -60,6 +60,7 @@ class LayerKeys:
     host_bytes: Sequence[int]
     row_bytes: Sequence[int]
     rows: int  # of all texts, that a pass copies to the device at most
+    window_rows: Sequence[int]  # of these, as many as each layer's windows have
     new_rows: int  # that it copies back
     buffer_bytes: int  # on the device, where those that wait come to
 
@@ -91,12 +92,14 @@ class Placement:
     experts: ExpertPlacement | None = None  # None: they are parts of their layers, which live and stream whole
     waiting_keys: frozenset[int] = frozenset()  # layers whose keys and values wait in RAM
     keys_row_bytes: int = 0  # of a row's, in all of these layers
+    window_keys_bytes: Mapping[int, int] = field(default_factory=dict)  # of these, by the rows that windows have
     keys_rows: int = 0  # of all full texts, that a pass copies to the device
     new_rows: int = 0  # of all texts, that go back
 
     def moved_keys_bytes(self, rows: int) -> int:
         """Return the bytes of keys and values that a pass copies to the device and back, where texts have such rows."""
-        return (rows + self.new_rows) * self.keys_row_bytes
+        beyond = sum(max(0, rows - most) * row_bytes for most, row_bytes in self.window_keys_bytes.items())
+        return (rows + self.new_rows) * self.keys_row_bytes - beyond
 
     @property
     def keys_bytes(self) -> int:
@@ -204,7 +207,7 @@ def place_layers(records: Sequence[LayerRecord], **memory: Unpack[PlaceBytes]) -
     none = [0] * len(records)
     copy_bytes = memory.get("copy_bytes", none)
     keys = memory.get("keys") or LayerKeys(
-        device_bytes=none, host_bytes=none, row_bytes=none, rows=0, new_rows=0, buffer_bytes=0
+        device_bytes=none, host_bytes=none, row_bytes=none, rows=0, window_rows=none, new_rows=0, buffer_bytes=0
     )
     # Where a layer stays
     added_bytes = [
@@ -255,6 +258,10 @@ def place_layers(records: Sequence[LayerRecord], **memory: Unpack[PlaceBytes]) -
         host_budget_bytes=host_budget_bytes,
         waiting_keys=frozenset(with_keys),
         keys_row_bytes=_sum_of(with_keys, keys.row_bytes),
+        window_keys_bytes={
+            rows: _sum_of([layer for layer in with_keys if keys.window_rows[layer] == rows], keys.row_bytes)
+            for rows in {keys.window_rows[layer] for layer in with_keys}
+        },
         keys_rows=keys.rows,
         new_rows=keys.new_rows,
     )

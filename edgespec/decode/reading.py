@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from edgespec.decode.sequence import Sequence
-from edgespec.model.pass_rows import ALL_PROMPT_ROWS
+from edgespec.model.pass_rows import ALL_PROMPT_ROWS, MOST_PROMPT_ROWS
 from edgespec.model.row_chunks import row_chunks
 from edgespec.sampling.logprobs import ROWS_AT_ONCE, TokenLogprob, token_logprobs
 from edgespec.tuning.prompt_parts import PromptParts
@@ -40,7 +40,7 @@ def share_out(prompts: abc.Sequence[ReadPrompt], parts: PromptParts, *, has_tree
     part = parts.num_rows(target.part_rows, is_shared=has_trees or bool(others))
     rows_left = PROMPT_ROWS if has_trees else ALL_PROMPT_ROWS
     if part is None:
-        most = rows_left if has_trees else target.num_unread
+        most = rows_left if has_trees else MOST_PROMPT_ROWS
     else:
         most = min(part, rows_left) if not others else max(target.part_rows, min(part, rows_left) // 2)
         rows_left = 2 * most

@@ -29,6 +29,7 @@ from edgespec.decode.sequence import AcceptedPath, Sequence
 from edgespec.errors import EdgespecError
 from edgespec.grow import Growth
 from edgespec.grow.batched import grown
+from edgespec.model.pass_rows import MOST_PROMPT_ROWS
 from edgespec.sampling.distribution import to_probs
 from edgespec.sampling.draws import draw_without_replacement
 from edgespec.to_device import on_device
@@ -139,7 +140,7 @@ def _read_prompt(sequence: BranchedSequence, parts: PromptParts) -> list[Outcome
         sequence.started = time.perf_counter()
     if target.num_unread:  # else the caches have the whole prompt
         most = parts.num_rows(target.part_rows, is_shared=True)
-        count = sequence.num_reading = target.rows_within(target.num_unread if most is None else most)
+        count = sequence.num_reading = target.rows_within(MOST_PROMPT_ROWS if most is None else most)
         (hidden,) = target.read([target.text_rows(count)])
         take_prompt_rows(sequence, hidden, count)
         sequence.num_reading = 0

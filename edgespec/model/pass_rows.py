@@ -25,7 +25,8 @@ from edgespec.model.seen_rows import SeenRows, end_of_block, sees_in_blocks
 from edgespec.model.text_cache import TextCache
 
 MASK_WIDTH = 16  # numbers that a mask's row is padded to: CUDA's kernels need aligned rows
-ALL_PROMPT_ROWS = 8192  # rows of several prompts in a pass; a single prompt is read whole
+ALL_PROMPT_ROWS = 8192  # rows of several prompts in a pass
+MOST_PROMPT_ROWS = 16384  # of a single one: beside their arithmetic another reading of the weights is little
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from edgespec.model.causal_model import CausalModel
-from edgespec.model.pass_rows import PassRows, next_rows
+from edgespec.model.pass_rows import MOST_PROMPT_ROWS, PassRows, next_rows
 from edgespec.model.seen_prompt import SeenPrompt
 from edgespec.model.text_cache import TextCache, num_in_place
 from edgespec.to_device import on_device
@@ -129,6 +129,8 @@ class Target:
     def exact_rows(self) -> PassRows:
         """Return the next rows for a pass as plain decoding reads them: the prompt's, or all behind it one by one."""
         left = self.cache.prompt_tokens - len(self.cache.ids)
+        if left > MOST_PROMPT_ROWS:
+            left = self.rows_within(MOST_PROMPT_ROWS)
         return self.text_rows(left) if left > 0 else self.text_rows(self.num_unread, one_by_one=True)
 
     def text_rows(self, count: int, *, one_by_one: bool = False) -> PassRows:
@@ -191,8 +193,10 @@ class Target:
         if self._model.rotation.outgrows(self.cache.prompt_tokens, num_tokens):
             ids = list(self.cache.ids)
             self.begin(ids, needs_logits=False, prompt_tokens=num_tokens)
-            self.read([self.text_rows(self.num_unread)])
-            self.took_in(self.num_unread)
+            while self.num_unread:
+                count = self.rows_within(MOST_PROMPT_ROWS)
+                self.read([self.text_rows(count)])
+                self.took_in(count)
 
     def max_depth(self, most: int) -> int:
         """Return the most layers of a tree, up to `most`, whose rows rotate as in plain decoding."""

@@ -19,6 +19,7 @@ from torch.nn.functional import pad
 from edgespec.model.mechanisms.keys_values import STEP_ROWS, IndexKeys, LayerCache
 from edgespec.model.mechanisms.state_cache import StateCache, reach
 from edgespec.model.mechanisms.waiting_keys import KeyStream, WaitingRows
+from edgespec.model.mechanisms.windows import WHOLE
 from offload.adapters.use import AdapterUse as AdapterUse
 
 MIN_HIDDEN_ROWS = 128
@@ -106,7 +107,9 @@ class TextCache:
         """
         self.adapters = adapters
         self.layers = [
-            LayerCache(step_rows) if waiting is None or layer not in waiting.layers else WaitingRows(step_rows, waiting)
+            LayerCache(step_rows)
+            if waiting is None or layer not in waiting.layers
+            else WaitingRows(step_rows, waiting, waiting.windows.get(layer, WHOLE))
             for layer in range(num_layers)
         ]
         self.step_rows = step_rows  # that memory grows by

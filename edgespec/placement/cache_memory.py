@@ -3,11 +3,12 @@
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
+from edgespec.model.causal_model import is_text_by_text
 from edgespec.model.mechanisms.keys_values import STEP_ROWS, rows_held
 from edgespec.model.mechanisms.known import layer_numbers, read_by, row_numbers
 from edgespec.model.mechanisms.state_cache import StateSizes
 from edgespec.model.mechanisms.waiting_keys import NUM_PLACES, place_bytes
-from edgespec.model.mechanisms.windows import key_sources
+from edgespec.model.mechanisms.windows import AttentionWindow, key_sources, layer_windows
 from edgespec.model.supported import understanding
 from edgespec.placement.run_config import RunConfig
 from edgespec.tree.settings import TreeSettings
@@ -84,10 +85,18 @@ def may_wait(model: PreTrainedModel) -> bool:
     return passings(model) == 1 and all(sources[layer] == layer for layer in range(config.num_hidden_layers))
 
 
-def layer_keys(config: PretrainedConfig, tree: TreeSettings, run_config: RunConfig) -> LayerKeys:
+def waiting_windows(model: PreTrainedModel) -> dict[int, AttentionWindow]:
+    """Return the windows by layer before which no row is brought to a card: none where a family masks by itself."""
+    config = model.config.get_text_config(decoder=True)
+    with understanding(config):
+        return {} if is_text_by_text(model, config) else layer_windows(config)
+
+
+def layer_keys(model: PreTrainedModel, tree: TreeSettings, run_config: RunConfig) -> LayerKeys:
     """Return what each layer's keys and values take where they stay on a card, and where they wait in RAM."""
-    num_texts = run_config.num_texts
+    config, num_texts = model.config.get_text_config(decoder=True), run_config.num_texts
     tree_rows = cache_rows(0, tree)[0]
+    windows = waiting_windows(model)
     text_rows = -(-held_rows(run_config, tree_rows) // num_texts)
     sizes = row_sizes(config, run_config.dtype)
     bytes_of = [[of * text_rows for of in of_layer] for of_layer in sizes]
@@ -98,6 +107,10 @@ def layer_keys(config: PretrainedConfig, tree: TreeSettings, run_config: RunConf
         host_bytes=[num_texts * sum(-(-of // PAGE_BYTES) * PAGE_BYTES for of in of_layer) for of_layer in bytes_of],
         row_bytes=row_bytes,
         rows=run_config.all_tokens,
+        window_rows=[
+            num_texts * size if (size := windows[layer].size if layer in windows else None) else run_config.all_tokens
+            for layer in range(len(sizes))
+        ],
         new_rows=num_texts * tree_rows,
         buffer_bytes=allocated_bytes(NUM_PLACES * one_place),
     )

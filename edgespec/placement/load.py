@@ -22,7 +22,7 @@ from edgespec.model.sight import Sight
 from edgespec.model.sight_check import check_seeing
 from edgespec.model.tree_support import TreeSupport
 from edgespec.pair.tree_support import tree_support
-from edgespec.placement.cache_memory import row_sizes
+from edgespec.placement.cache_memory import row_sizes, waiting_windows
 from edgespec.placement.copied_layers import shared_layers
 from edgespec.placement.memory import CUDA_CONTEXT_BYTES, layer_rows
 from edgespec.placement.native import reads_natively
@@ -145,6 +145,7 @@ def key_stream(model: PreTrainedModel, placement: Placement, device: Device) -> 
         layers,
         row_bytes=max(sum(sizes[layer]) for layer in layers),
         slot_bytes=placement.device_bytes[KEYS_ON_THE_WAY] // NUM_PLACES,
+        windows=waiting_windows(model),
     )
 
 

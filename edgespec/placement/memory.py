@@ -21,7 +21,7 @@ from edgespec.model.cuda_graphs import CAPACITY_ROWS
 from edgespec.model.layer_kinds import num_chosen
 from edgespec.model.mechanisms.keys_values import STEP_ROWS
 from edgespec.model.mechanisms.known import attention_layers, key_shape
-from edgespec.model.pass_rows import ALL_PROMPT_ROWS
+from edgespec.model.pass_rows import ALL_PROMPT_ROWS, MOST_PROMPT_ROWS
 from edgespec.model.row_chunks import rows_at_once
 from edgespec.model.supported import understanding
 from edgespec.placement.cache_memory import cache_rows, held_rows, placed_cache_bytes, state_sizes
@@ -49,11 +49,13 @@ class PassShape:
     num_texts: int = 1
     scores_prompts: bool = False  # whether log-probabilities of a prompt's tokens may be made of its rows
     layer_rows: int = CHUNK_ROWS  # that pass a layer at once; attention takes no more than CHUNK_ROWS
+    part_rows: int = MOST_PROMPT_ROWS  # of a long prompt, in a pass
 
     @property
     def all_prompt_rows(self) -> int:
         """The most rows of prompts that a pass reads."""
-        return max(self.prompt_rows, min(self.num_texts * self.prompt_rows, ALL_PROMPT_ROWS))
+        one = min(self.prompt_rows, self.part_rows)
+        return max(one, min(self.num_texts * self.prompt_rows, ALL_PROMPT_ROWS))
 
 
 def block_rows(draft: Skeleton) -> int:
@@ -312,6 +314,8 @@ def draft_memory(draft: Skeleton, *, tree: TreeSettings, run_config: RunConfig) 
         prompt_keys=masked_keys(draft, draft_run.prompt_tokens, CHUNK_ROWS, run_config=run_config),
         probs_rows=draft_probs_rows(draft_config.vocab_size, tree, run_config) + num_texts * block,
         num_texts=num_texts,
+        # A head reads the rows of its text whole.
+        part_rows=draft_run.prompt_tokens if reads_features(draft.model) else MOST_PROMPT_ROWS,
     )
     uses["draft: one pass"] = pass_bytes(draft_config, shape, dtype=dtype)
     uses |= drawing_memory(tree, draft_config, run_config, draft_rows, pass_sizes(draft_config, dtype).of_rows)

@@ -247,7 +247,7 @@ def _keys_that_may_wait(request: PlacementRequest) -> LayerKeys | None:
         return None
     if tree_support(target.model).has_own_passes or not may_wait(model):
         return None
-    return layer_keys(model.config.get_text_config(decoder=True), request.tree, request.run_config)
+    return layer_keys(model, request.tree, request.run_config)
 
 
 def _place_as(

@@ -7,7 +7,7 @@ back as soon as they are there. When a pass has ended, nothing is on its way.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Self
 
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from edgespec.model.mechanisms.keys_values import LayerCache
+from edgespec.model.mechanisms.windows import WHOLE, AttentionWindow
 from offload.allocated import BLOCK_BYTES
 from offload.device import Device, PinningError
 from offload.device_slots import DeviceSlots
@@ -26,9 +27,21 @@ NUM_PLACES = 2  # one is read while the other is filled
 class KeyStream:
     """Brings the rows of layers that wait, text by text, in the order in which a pass reads them."""
 
-    def __init__(self, device: Device, layers: Collection[int], *, row_bytes: int, slot_bytes: int = 0) -> None:
-        """A row of the widest of these layers has `row_bytes`; `slot_bytes` are enough for texts that were planned."""
+    def __init__(
+        self,
+        device: Device,
+        layers: Collection[int],
+        *,
+        row_bytes: int,
+        slot_bytes: int = 0,
+        windows: Mapping[int, AttentionWindow] | None = None,
+    ) -> None:
+        """A row of the widest of these layers has `row_bytes`; `slot_bytes` are enough for texts that were planned.
+
+        Layers of `windows` never look at rows before them, which stay in RAM.
+        """
         self.device = device
+        self.windows = dict(windows or {})
         self.layers = frozenset(layers)
         self._row_bytes, self._slot_bytes = row_bytes, slot_bytes // BLOCK_BYTES * BLOCK_BYTES
         self._slots: DeviceSlots | None = None
@@ -108,10 +121,12 @@ class WaitingRows(LayerCache):
     """One layer's keys and values of one text, in memory of the host that is locked as far as the system allows.
 
     Rows lie one after the other, each with all of its heads, so that those of a pass come and go in one piece.
+    On the device those before the window of the first new row are not defined.
     """
 
-    def __init__(self, step_rows: int, stream: KeyStream) -> None:
+    def __init__(self, step_rows: int, stream: KeyStream, window: AttentionWindow = WHOLE) -> None:
         super().__init__(step_rows)
+        self._window = window
         self.end = 0  # rows in use when the running pass has ended
         self._stream = stream
         self._locked: list[PinnedBuffer] = []
@@ -152,19 +167,20 @@ class WaitingRows(LayerCache):
 
     def copy(self, rows: int) -> Self:
         """Return a copy of the first `rows` rows, which waits, too."""
-        other = type(self)(self._step_rows, self._stream)
+        other = type(self)(self._step_rows, self._stream, self._window)
         if self._keys is not None and self._values is not None and rows:
             other.append(self._keys[:, :, :rows], self._values[:, :, :rows])
         return other
 
     def parts(self) -> Iterator[tuple[int, Tensor]]:
-        """Yield the rows in use as bytes, and where they come to lie on the device."""
+        """Yield the rows in use that new rows may see, as bytes, and where they come to lie on the device."""
         if self._keys is None or not self.length:
             return
+        first = max(0, self._window.first_seen(self.length))
         for at, part in self._layout():
-            rows = part[0, :, : self.length].transpose(0, 1).view(torch.uint8).view(-1)
+            rows = part[0, :, first : self.length].transpose(0, 1).view(torch.uint8).view(-1)
             if rows.numel():
-                yield at, rows
+                yield at + first * part.shape[1] * part.shape[3] * part.itemsize, rows
 
     def _layout(self) -> Iterator[tuple[int, Tensor]]:
         """Yield where keys and values begin on the device, and these themselves."""

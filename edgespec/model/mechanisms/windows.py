@@ -127,6 +127,11 @@ def _reach(kind: str, of: PretrainedConfig) -> AttentionWindow:
     return AttentionWindow(getattr(of, "sliding_window", None)) if kind in SLIDING else WHOLE
 
 
+def layer_windows(config: PretrainedConfig) -> dict[int, AttentionWindow]:
+    """Return the windows of the layers whose rows see a part of the text alone, by their numbers."""
+    return {layer: window for layer, window in enumerate(layer_reaches(config)) if window.size is not None}
+
+
 def key_sources(config: PretrainedConfig) -> list[int]:
     """Return the layer whose keys and values each layer reads; in most families, each layer reads its own.
 

@@ -12,8 +12,9 @@ from edgespec.cli.estimate.command import _lines
 from edgespec.config import MemoryLimits
 from edgespec.errors import EdgespecError
 from edgespec.model.mechanisms.waiting_keys import NUM_PLACES
+from edgespec.model.pass_rows import MOST_PROMPT_ROWS
 from edgespec.pair.folder import open_architecture
-from edgespec.placement.cache_memory import cache_bytes
+from edgespec.placement.cache_memory import cache_bytes, row_sizes, waiting_windows
 from edgespec.placement.parallel import PassShares
 from edgespec.placement.pass_load import model_load, moved_bytes
 from edgespec.placement.place import Memory, PairWeights, PlacedWeights, place_weights
@@ -162,6 +163,32 @@ def test_estimates_count_them_over_the_link(weights: PairWeights) -> None:
     rates: Any = type("Rates", (), {"link_bytes_per_s": 1e9, "disk_bytes_per_s": 1e9, "from_ram": lambda *_, **__: 1e9})
     assert stream_s(full, rates) == pytest.approx((full.ram_bytes + full.waiting_bytes) / 1e9)
     assert moved_bytes(found.target, found.placement) == found.placement.pass_bytes
+
+
+def test_layers_with_windows_move_no_more_than_these(tmp_path: Path) -> None:
+    """Of Gemma 3's layers, all but each second have windows of 12 rows here."""
+    config = FAMILIES["gemma3"]()
+    config.save_pretrained(tmp_path)
+    pair = PairWeights(target=weights_by_size(open_architecture(tmp_path), dtype=torch.float32, quant=None), draft=None)
+    run: dict[str, Any] = {"dtype": torch.float32, "quant": None, "context_tokens": 1 << 20, "num_texts": 2}
+    full = placed(pair, **run).placement
+    found = placed(pair, gpu_gib=(full.planned_bytes - full.device_bytes[KEYS] // 6) / GIB, **run).placement
+    sizes = [sum(of) for of in row_sizes(config, torch.float32)]
+    windows = waiting_windows(pair.target.skeleton.model)
+    assert found.waiting_keys & windows.keys()
+    for rows in (8, 4096):
+        expected = sum(
+            sizes[layer] * (found.new_rows + (min(rows, 2 * 12) if layer in windows else rows))
+            for layer in found.waiting_keys
+        )
+        assert found.moved_keys_bytes(rows) == expected
+
+
+def test_a_long_prompts_activations_are_those_of_a_part(weights: PairWeights) -> None:
+    short, long = (
+        placed(weights, context_tokens=LONG, prompt_tokens=tokens).placement for tokens in (MOST_PROMPT_ROWS, LONG - 1)
+    )
+    assert long.device_bytes["target: one pass"] == short.device_bytes["target: one pass"]
 
 
 def test_a_plan_and_an_estimate_name_them(weights: PairWeights) -> None:

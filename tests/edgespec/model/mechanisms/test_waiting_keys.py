@@ -6,7 +6,7 @@ wrong row for some of the orders that hypothesis chooses.
 
 import copy
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +24,7 @@ from edgespec.model.mechanisms.waiting_keys import KeyStream, WaitingRows
 from edgespec.model.pass_rows import next_rows
 from edgespec.model.target import Target
 from edgespec.model.text_cache import TextCache, num_in_place
+from edgespec.placement.cache_memory import waiting_windows
 from edgespec.tree.token_tree import TokenTree
 from tests.conftest import FAMILIES, RECURRENT, SMALL, make_model
 from tests.edgespec.model.reader import random_tree
@@ -182,7 +183,9 @@ def test_texts_have_the_bits_that_they_have_where_rows_stay(kind: str, dtype: to
     model = make_model(KINDS[kind](), dtype=dtype)
     models = [CausalModel(copy.deepcopy(model), device=torch.device("cpu"), chunk_rows=16) for _ in range(2)]
     layers = range(int(models[1].config.num_hidden_layers))
-    models[1].waiting = KeyStream(SimulatedDevice(is_eager=True), [*layers][1:], row_bytes=4096)
+    models[1].waiting = KeyStream(
+        SimulatedDevice(is_eager=True), [*layers][1:], row_bytes=4096, windows=waiting_windows(model)
+    )
     targets = [[Target(of), Target(of)] for of in models]
     generator = torch.Generator().manual_seed(1)
     prompts = [torch.randint(200, (count,), generator=generator).tolist() for count in (60, 35)]
@@ -221,3 +224,30 @@ def first_path(tree: TokenTree) -> tuple[int, ...]:
     while tree.parents[path[0]] > 0:
         path.insert(0, int(tree.parents[path[0]]))
     return tuple(path)
+
+
+@pytest.mark.parametrize("kind", ["gemma2", "llama4"])
+def test_rows_before_a_window_stay_in_ram(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make_model(KINDS[kind]())
+    windows = waiting_windows(model)
+    assert windows
+    causal = CausalModel(model, device=torch.device("cpu"), chunk_rows=16)
+    layers = range(int(causal.config.num_hidden_layers))
+    causal.waiting = KeyStream(SimulatedDevice(is_eager=True), layers, row_bytes=4096, windows=windows)
+    target, num_brought = Target(causal), dict.fromkeys(layers, 0)
+    target.prefill(torch.arange(60))
+    parts = WaitingRows.parts
+
+    def brought(self: WaitingRows) -> Iterator[tuple[int, Tensor]]:
+        layer = next(index for index, one in enumerate(target.cache.layers) if one is self)
+        for at, rows in parts(self):
+            num_brought[layer] += rows.numel()
+            yield at, rows
+
+    monkeypatch.setattr(WaitingRows, "parts", brought)
+    causal.read([next_rows(target.cache, torch.arange(5))])
+    for layer, num_bytes in num_brought.items():
+        row_bytes = sum(part.numel() // 60 * part.itemsize for part in target.cache.layers[layer].rows(60))
+        first = windows[layer].first_seen(60) if layer in windows else 0
+        assert num_bytes == (60 - first) * row_bytes
+        assert (first > 40) == (layer in windows)
