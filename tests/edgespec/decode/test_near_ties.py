@@ -8,7 +8,9 @@ import torch
 from edgespec import Engine, TreeSettings
 from edgespec.config import SamplingSettings
 from edgespec.errors import EdgespecError
+from edgespec.model.target import Target
 from edgespec.pair.pair import DEMO_FOLDER
+from edgespec.tree.token_tree import chain_of
 from edgespec.verify.near_ties import LEAST_MEASURED, SAFETY, NearTies
 from tests.support.rounding_by_rows import rounding_by_rows
 
@@ -144,3 +146,27 @@ def test_a_long_stretch_is_read_again_whatever_its_margins(monkeypatch: pytest.M
 def test_texts_that_depend_on_their_trees_are_refused() -> None:
     with pytest.raises(EdgespecError, match="draw=sampled"):
         opened(TreeSettings(policy="dyspec"), exact=True)
+
+
+def test_rows_that_are_read_again_have_plain_decodings_bits() -> None:
+    """Those of the step before as well, which its tree had left to the text."""
+    prompt, new = list(range(20, 60)), [7, 9, 11, 13, 15, 17]
+    with rounding_by_rows(lambda: opened(TREE, exact=True)) as engine:
+        again, plain = (Target(engine.target_model) for _ in range(2))
+        for target in (again, plain):
+            target.prefill(torch.tensor(prompt))
+        again.look(chain_of(torch.tensor(new[:3])))
+        again.commit((1, 2))
+        again.look(chain_of(torch.tensor(new[3:])))
+        for token in new:
+            plain.look(chain_of(torch.tensor([token])))
+            plain.commit(())
+        expected = plain.cache.tensors()
+        assert not torch.equal(again.cache.copy(43).tensors()["keys.1"], expected["keys.1"][:43])
+        again.begin_exactly((1, 2))
+        again.read([again.exact_rows()])
+        again.took_in(again.num_unread)
+        found = again.cache.tensors()
+    assert (again.cache.num_exact, plain.cache.num_exact) == (46, 46)
+    assert list(again.cache.ids) == [*prompt, *new]
+    assert all(torch.equal(found[name], rows) for name, rows in expected.items())
