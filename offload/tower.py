@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from offload.layer_store import LayerRecord, LayerStore, StoredTensor
-from offload.pages import large_blocks_apart
+from offload.pages import give_back_heap, large_blocks_apart
 from offload.placement import OUTSIDE_INDEX
 
 
@@ -95,6 +95,7 @@ class Tower:
     @contextmanager
     def loaded(self) -> Iterator[None]:
         """Within this block the tower may run."""
+        give_back_heap()  # which passes of words left
         try:
             self._put(self.record.outside)
             for block in self.record.blocks.values() if self.is_resident else ():
@@ -103,6 +104,7 @@ class Tower:
         finally:
             if not self.is_resident:
                 self.drop()
+            give_back_heap()  # threads of pictures have heaps of their own
 
     def drop(self) -> None:
         """Let all weights go."""

@@ -13,11 +13,12 @@ rows that are kept. Exits 1 where a text differs, or rows of another picture are
 
 import argparse
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+from torch import nn
 from transformers import PretrainedConfig
 
 from edgespec import Engine, MemoryLimits, TreeSettings
@@ -82,6 +83,30 @@ def sight_of(engine: Engine) -> Sight:
     return sight
 
 
+@torch.no_grad()
+def say_difference(family: Family, prompt: PicturePrompt, truth: Sequence[int], ours: Sequence[int]) -> None:
+    """Print where a greedy text first differs, and how near the two tokens are to each other by transformers."""
+    place = next((at for at, (one, other) in enumerate(zip(truth, ours, strict=False)) if one != other), len(ours))
+    if place == len(ours):
+        print(f"  a text of {len(ours)} tokens ends early, or failed")
+        return
+    for part in family.model.modules():
+        if hasattr(part, "rope_deltas"):
+            part.rope_deltas = None
+    ids = torch.tensor([[*prompt.ids, *truth[:place]]])
+    rows = (1, len(prompt.ids))
+    inputs = {
+        key: nn.functional.pad(value, (0, place)) if value.shape == rows else value
+        for key, value in prompt.inputs.items()
+        if key != "attention_mask"
+    }
+    logits = family.model(input_ids=ids, **inputs, use_cache=False).logits[0, -1]
+    gap = float((logits[truth[place]] - logits[ours[place]]) / logits.abs().max())
+    print(
+        f"  token {place}: {ours[place]} in place of {truth[place]}, whose logit is {gap:.1e} of the largest above it"
+    )
+
+
 def count_equal(name: str, folder: Path, family: Family, count: int) -> int:
     """Print how many texts are equal in each way, and return how many are not."""
     prompts = prompts_of(family, count)
@@ -107,6 +132,10 @@ def count_equal(name: str, folder: Path, family: Family, count: int) -> int:
                     for texts_of, expected in ((alone, truths), (company, truths), (sampled, drawn))
                 ]
                 different += 3 * count - sum(numbers)
+                for texts_of in (alone, company):
+                    for prompt, truth, ours in zip(prompts, truths, texts_of, strict=True):
+                        if ours != truth:
+                            say_difference(family, prompt, truth, ours)
                 place = "streamed" if resident == 0 else "resident"
                 told = f"{numbers[0]} alone, {numbers[1]} in company, {numbers[2]} at 0.8"
                 runs = f"{rate:.2f} tokens a pass, {sight_of(engine).num_runs} tower runs"
