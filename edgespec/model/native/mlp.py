@@ -20,6 +20,7 @@ OF_MLP = PRODUCTS[4:]
 FUSED_LINEAR = {"query": "qkv_proj", "gate": "gate_up_proj"}
 OF_EXPERTS = {"gate": "gate_up_proj", "down": "down_proj"}
 SHARED, SHARED_GATE = {"shared_expert", "shared_experts", "shared_mlp"}, "shared_expert_gate"
+EXPERTS_DIMENSIONS = 3  # of weights that are not packed
 SAMPLE_ROWS, NEAR = 16, 0.02  # of a router's: shares in bf16
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": silu, "gelu": lambda rows: gelu(rows, approximate="tanh")}
 
@@ -197,10 +198,10 @@ def _gate(experts: Any) -> Gate | None:
 
 def _of_experts(experts: Any, attribute: str) -> NativeWeight | None:
     of_packed, weights = vars(experts).get("native"), experts._parameters.get(attribute)
-    if of_packed is not None:
-        found: NativeWeight | None = of_packed(attribute)
+    found: NativeWeight | None = None if of_packed is None else of_packed(attribute)
+    if found is not None or weights is None or weights.ndim != EXPERTS_DIMENSIONS:
         return found
-    if weights is None:
+    if of_packed is not None and experts.is_transposed:  # turned weights would take memory that no plan counts
         return None
     rows = weights.detach().mT.contiguous() if experts.is_transposed else weights.detach()
     return of_experts([dense_weight(weight) for weight in rows])

@@ -9,6 +9,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,7 +39,7 @@ from transformers import (
     Qwen3NextConfig,
 )
 
-from edgespec import Engine
+from edgespec import Engine, TreeSettings
 from edgespec.config import MemoryLimits
 from edgespec.draft.dflash_network import GuessedBlock
 from edgespec.model.causal_model import CausalModel
@@ -57,6 +58,7 @@ from offload.native import weights
 from offload.native.code import Code, Value
 from offload.native.compiler import compiled
 from offload.text_part import model_from_config
+from tests.conftest import make_model, save_folder
 
 CPU = torch.device("cpu")
 SIZES = {
@@ -456,6 +458,21 @@ def test_the_plan_of_a_pair_has_room_for_what_its_passes_hold(streams: bool) -> 
             assert model is not None
             assert (model.native_bytes > 0) == (role == "draft" or not streams)
             assert model.native_bytes <= planned
+
+
+@pytest.mark.parametrize("quant", ["none", "int4"])
+def test_an_engines_mixture_with_an_expert_that_all_rows_have_is_read_natively(quant: str, tmp_path: Path) -> None:
+    """Packed or not; and its texts by trees are those of plain decoding."""
+    sizes = {**SIZES, "vocab_size": 257, "hidden_size": 128, "intermediate_size": 128, "head_dim": 32}
+    experts = {**EXPERTS, "moe_intermediate_size": 64, "shared_expert_intermediate_size": 64}
+    folder = save_folder(tmp_path / "mixture", make_model(Qwen2MoeConfig(**sizes, **experts)))
+    texts = []
+    for policy in ("none", "default"):
+        settings = TreeSettings(policy="none") if policy == "none" else TreeSettings()
+        with Engine.from_pretrained(str(folder), draft="none", tree=settings, dtype="bfloat16", quant=quant) as engine:
+            assert engine.target_model.is_native
+            texts.append(engine.generate([*range(5, 40), *range(5, 30)], max_new_tokens=24).token_ids)
+    assert texts[0] == texts[1]
 
 
 def test_what_is_no_number_in_one_text_stays_there(tokens: Tensor) -> None:
