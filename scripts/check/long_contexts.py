@@ -29,7 +29,7 @@ from edgespec.tuning.draft_worth import DraftWorth
 from offload.device_slots import DeviceSlots
 from offload.placement import KEYS
 from scripts.situations import exit_with
-from tests.pretend_cuda import PretendCudaDevice, pretend_cuda
+from tests.support.pretend_cuda import PretendCudaDevice, pretend_cuda
 from tests.support.tiny_checkpoints import make_model, save_folder
 
 TREE = TreeSettings(size=9, depth=3, lookup=False)

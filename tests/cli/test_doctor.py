@@ -16,7 +16,7 @@ from edgespec.doctor import machine as machine_checks
 from profiles import measure
 from profiles.schema import MachineFacts
 from tests.cli.conftest import RunCli
-from tests.offload.simulated_device import SimulatedDevice
+from tests.support.simulated_device import SimulatedDevice
 
 GIB = 1 << 30
 FACTS = MachineFacts(

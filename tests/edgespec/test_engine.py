@@ -16,7 +16,7 @@ from edgespec.placement.run_config import RunConfigOptions
 from edgespec.text.context import new_token_limit
 from offload.placement import NUM_STAGING_BUFFERS
 from tests.offload.streaming import skeleton_of
-from tests.pretend_cuda import PretendCudaDevice, pretend_cuda
+from tests.support.pretend_cuda import PretendCudaDevice, pretend_cuda
 
 
 @pytest.fixture

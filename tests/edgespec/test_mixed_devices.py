@@ -1,6 +1,6 @@
 """A pair on a device: no operation of a step mixes tensors of the device and of the host.
 
-The device is pretended (`tests/pretend_cuda.py`), and computes as the host does: so texts must be those of the host.
+The device is pretended (`tests/support/pretend_cuda.py`), and computes as the host does: texts must be the same.
 """
 
 from collections import Counter
@@ -40,7 +40,7 @@ from tests.edgespec.draft.contract import facts
 from tests.offload.formats import definitions
 from tests.offload.formats.definitions import PUBLISHED
 from tests.offload.formats.published_checkpoints import publish
-from tests.pretend_cuda import CUDA, HOST, MixedDevicesError, pretend_cuda, waited_for
+from tests.support.pretend_cuda import CUDA, HOST, MixedDevicesError, pretend_cuda, waited_for
 
 PROMPT = list(range(60, 90))
 SHAPES: dict[str, dict[str, Any]] = {

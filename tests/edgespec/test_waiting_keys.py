@@ -1,6 +1,6 @@
 """Texts whose keys and values wait in RAM beside a card are, token by token, those of a card that has room for all.
 
-The card is pretended (`tests/pretend_cuda.py`). Its limit is what does not hold the keys and values of all layers.
+The card is pretended (`tests/support/pretend_cuda.py`). Its limit is what does not hold keys and values of all layers.
 """
 
 from collections import Counter
@@ -24,7 +24,7 @@ from edgespec.tuning.draft_worth import DraftWorth
 from offload.device_slots import DeviceSlots
 from offload.placement import KEYS
 from tests.conftest import SMALL, make_model, save_folder
-from tests.pretend_cuda import PretendCudaDevice, pretend_cuda
+from tests.support.pretend_cuda import PretendCudaDevice, pretend_cuda
 
 LONG = {**SMALL, "num_hidden_layers": 6, "max_position_embeddings": 4096}
 TREE, PLAIN = TreeSettings(size=9, depth=3), TreeSettings(policy="none")

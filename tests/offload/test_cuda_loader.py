@@ -26,9 +26,9 @@ from offload.pages import fresh_pages
 from offload.pinned import PinnedBuffer
 from offload.placement import NUM_STAGING_BUFFERS
 from offload.streamed_model import StreamedModel
-from tests.offload.simulated_device import SimulatedDevice
 from tests.offload.streaming import CPU, skeleton_of, unlimited_placement
 from tests.support.allocator import RoundingAllocator
+from tests.support.simulated_device import SimulatedDevice
 
 
 def make_loader(

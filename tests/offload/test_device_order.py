@@ -20,8 +20,8 @@ from offload.layer_store import ALIGNMENT_BYTES, LayerRecord, LayerStore, Stored
 from offload.loaders import CudaLoader
 from offload.placement import NUM_STAGING_BUFFERS
 from offload.stream import LayerStream
-from tests.offload.simulated_device import SimulatedDevice, SimulatedStream
 from tests.offload.streaming import reader_threads
+from tests.support.simulated_device import SimulatedDevice, SimulatedStream
 
 NUM_LAYERS = 5
 LAYER_BYTES = 512

@@ -21,7 +21,7 @@ from offload.layer_store import ALIGNMENT_BYTES, LayerRecord, LayerStore, Stored
 from offload.pages import fresh_pages
 from offload.placement import NUM_STAGING_BUFFERS
 from offload.staging import StagingRing
-from tests.offload.simulated_device import SimulatedDevice
+from tests.support.simulated_device import SimulatedDevice
 
 SIZES = st.lists(st.integers(1, 3 * BLOCK_BYTES), min_size=1, max_size=4)  # bytes of each piece of a tensor
 GAPS = st.sampled_from([0, 0, 8, 300, 5 * BLOCK_BYTES])

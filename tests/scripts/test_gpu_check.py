@@ -27,7 +27,7 @@ from scripts.gpu.processes import Outcome
 from scripts.gpu.slow import differing_when_slow
 from scripts.gpu.streaming import check_streaming, faults_of
 from tests.offload.layouts.test_gguf_on_card import right, rounded_twice
-from tests.pretend_cuda import PretendCudaDevice, pretend_cuda
+from tests.support.pretend_cuda import PretendCudaDevice, pretend_cuda
 
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 0.5

@@ -10,8 +10,8 @@ from offload.formats.gguf import GGUF
 from offload.formats.gguf_blocks import TYPES
 from offload.formats.storage import PackedStorage, StoredParameter
 from offload.layouts.int4 import INT4
-from tests.pretend_cuda import pretend_cuda
 from tests.support.launches import Traffic
+from tests.support.pretend_cuda import pretend_cuda
 
 ROWS, COLUMNS = 64, 1024
 GGUF_TYPES = [name for name, kind in TYPES.items() if not kind.is_unpacked]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from edgespec.sampling import noise as noise_module
 from edgespec.sampling.noise import MADE_AT_ONCE, TextNoise, exponential_noise, generator_at, philox, text_key
-from tests.pretend_cuda import pretend_cuda
+from tests.support.pretend_cuda import pretend_cuda
 
 CPU = torch.device("cpu")
 VOCAB = 1000

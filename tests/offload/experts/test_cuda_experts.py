@@ -26,8 +26,8 @@ from offload.experts.expert_use import ExpertUse
 from offload.layer_store import LayerStore
 from profiles.in_place import HostRates
 from tests.offload.experts.mixtures import on_demand, placement_of, save_mixture
-from tests.offload.simulated_device import SimulatedDevice
 from tests.offload.streaming import logits, skeleton_of
+from tests.support.simulated_device import SimulatedDevice
 
 NUM_LAYERS, NUM_EXPERTS = 3, 4
 CHOICES = st.lists(st.integers(0, 8), min_size=1, max_size=50)

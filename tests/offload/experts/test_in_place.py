@@ -27,8 +27,8 @@ from offload.quantized_cache import load_or_quantize
 from offload.streamed_model import StreamedModel
 from profiles.in_place import HostRates
 from tests.offload.experts.mixtures import MIXTURES, on_demand, placement_of, save_mixture, with_room_for
-from tests.offload.simulated_device import SimulatedDevice, SimulatedEvent
 from tests.offload.streaming import CPU, UNLIMITED, logits, skeleton_of, unlimited_placement
+from tests.support.simulated_device import SimulatedDevice, SimulatedEvent
 
 CUDA = torch.device("cuda", 0)
 ROWS = (20, 1, 7, 1)

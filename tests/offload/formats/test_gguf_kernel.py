@@ -18,8 +18,8 @@ from offload.formats.gguf_kernel import NAMES, BlockRuns, runs_of, runs_on, unpa
 from offload.formats.published import PublishedWeight, weights_at_once
 from offload.formats.storage import StoredParameter
 from offload.packed_weight import PackedModule, PackedWeight
-from tests.pretend_cuda import pretend_cuda
 from tests.support.interpreted_triton import interpreted_triton
+from tests.support.pretend_cuda import pretend_cuda
 
 CPU, CARD = torch.device("cpu"), torch.device("cuda", 0)
 HALVES = {  # places of float16 numbers in a block

@@ -16,8 +16,8 @@ from offload.formats.storage import PackedStorage, Steps
 from offload.layouts.known import storage_of
 from tests.offload.formats import definitions
 from tests.offload.formats.definitions import PUBLISHED, Parts, Published
-from tests.pretend_cuda import pretend_cuda
 from tests.support.launches import Traffic
+from tests.support.pretend_cuda import pretend_cuda
 
 SHAPES = [(64, 96), (96, 32), (32, 64)]
 

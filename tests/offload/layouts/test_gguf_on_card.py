@@ -23,9 +23,9 @@ from offload.layouts.known import kernel_of
 from offload.packed_outside import PackedHead
 from offload.packed_weight import PackedModule, PackedWeight
 from tests.offload.layouts.test_gguf_blocks import expert_in_turn, stored
-from tests.pretend_cuda import pretend_cuda
 from tests.support.block_scales import HALVES
 from tests.support.interpreted_triton import interpreted_triton
+from tests.support.pretend_cuda import pretend_cuda
 
 CPU, CARD, BF16 = torch.device("cpu"), torch.device("cuda", 0), torch.bfloat16
 MOST = FEW_ROWS[0]

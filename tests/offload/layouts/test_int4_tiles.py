@@ -15,11 +15,11 @@ from offload.layouts.at_load import layout_at_load
 from offload.layouts.int4 import GROUP_SIZES, Int4
 from offload.layouts.int4_tiles import TILES, TileOrder
 from offload.layouts.known import kernel_of
-from tests import pretend_cuda, pretend_int4
 from tests.offload.formats import definitions
 from tests.offload.formats.definitions import PUBLISHED
 from tests.offload.formats.test_published import found_packing
 from tests.offload.layouts.test_int4 import meant, packed, random_steps
+from tests.support import pretend_cuda, pretend_int4
 
 CARD = torch.device("cuda", 0)
 SHAPE = (192, 512)

@@ -28,7 +28,7 @@ from edgespec.placement.cache_memory import waiting_windows
 from edgespec.tree.token_tree import TokenTree
 from tests.conftest import FAMILIES, RECURRENT, SMALL, make_model
 from tests.edgespec.model.reader import random_tree
-from tests.offload.simulated_device import SimulatedDevice
+from tests.support.simulated_device import SimulatedDevice
 
 NUM_LAYERS, WAITING = 4, (0, 2, 3)
 HEADS, KEY_WIDTH, VALUE_WIDTH = 2, 3, 2

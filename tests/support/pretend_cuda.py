@@ -30,8 +30,8 @@ from offload.formats.four_bits_kernel import works_on
 from offload.layouts import gguf_on_card
 from offload.layouts.int4 import rows_that_are_few
 from offload.layouts.int4_tiles import _places_on
-from tests import pretend_int4
-from tests.offload.simulated_device import SimulatedDevice
+from tests.support import pretend_int4
+from tests.support.simulated_device import SimulatedDevice
 
 CUDA, HOST = torch.device("cuda", 0), torch.device("cpu")
 ATEN = torch.ops.aten
