@@ -1,6 +1,7 @@
 """Prompts with pictures through a whole engine: texts are those of generate, and no picture finds another's rows."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -99,7 +100,7 @@ def test_another_picture_under_the_same_words_keeps_none_of_the_rows(engine: Eng
 def test_texts_that_go_on_begin_on_all_rows(engine: Engine, family: Family) -> None:
     prompt = seeing_prompt(family, (1, 2))
     text = text_of(engine.generate(prompt, **GREEDY))
-    longer = PicturePrompt(ids=[*prompt.ids, *text[:9]], inputs=prompt.inputs, image_rows=prompt.image_rows)
+    longer = replace(prompt, ids=[*prompt.ids, *text[:9]])
     found = engine.generate(longer, reuse=True, **GREEDY)
     assert text_of(found)[: NEW - 9] == text[9:]
     assert found.cached_tokens == len(longer.ids) - 1
