@@ -44,7 +44,7 @@ QUANT_HELP = (
 DRAFT_QUANT_HELP = "Quantise the draft's layers likewise."
 THREADS_HELP = "Use this many threads of the processor. [auto: as many as pay, fewer while other programs run]"
 EXACT_HELP = (
-    "Decide near ties by rows that are read as in plain decoding, so that a seed has one text in bf16 on a card, too."
+    "Let rows that are read as in plain decoding decide near ties, so that a seed has one text in bf16 on a card, too."
 )
 PARALLEL_HELP = "Decode this many texts in each pass. [auto: as many as pay]"
 

@@ -88,6 +88,13 @@ def test_spec_bench_questions_are_read_as_they_are(tmp_path: Path) -> None:
     assert describe(found) == "prompts: 3 rows, MT-Bench turns (5 turns)"
 
 
+def test_a_picture_that_is_none_is_the_fault_of_its_row(tmp_path: Path) -> None:
+    (row,) = read(tmp_path, "p.jsonl", jsonl({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}))
+    assert row.fault is not None
+    assert (row.fault.code, row.where) == ("E_PICTURE", "line 1")
+    assert row.fault.what.startswith("picture 1 is no text")
+
+
 def test_unknown_keys_are_handed_through_and_null_counts_as_absent(tmp_path: Path) -> None:
     (row,) = read(tmp_path, "p.jsonl", jsonl({"prompt": "a", "messages": None, "id": None, "colour": {"deep": [1]}}))
     assert (row.id, row.meta) == ("0", {"messages": None, "id": None, "colour": {"deep": [1]}})
@@ -117,10 +124,6 @@ def test_contents_in_parts_are_one_text(tmp_path: Path) -> None:
         ({"messages": []}, 'the "messages" of line 1'),
         ({"messages": [{"content": "a"}]}, 'message 1 of line 1 has no "role"'),
         ({"messages": [USER, {"role": "user"}]}, 'message 2 of line 1 has no "content"'),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
-            "line 1: picture 1 is no text",
-        ),
         ({"messages": [{"role": "user", "content": ""}]}, "are empty"),
         ({"messages": [{"role": "system", "content": "s"}, USER], "system": "t"}, 'both "system"'),
         ({"prompt": "a", "id": True}, "an id that is no string"),

@@ -255,7 +255,6 @@ def test_a_draft_of_the_large_model_guesses_what_the_small_ones_does(
 ) -> None:
     """Its layers are as wide as the large model's, and read the states that the small one's are in."""
     shape = Shape(hidden=128, layers=13, heads=16, kv_heads=4, inner=96)
-    monkeypatch.setattr(blocks, "TARGET", deep)
     monkeypatch.setattr(heads, "TARGET", deep)
     target, draft = deep, tmp_path / "draft"
     if form == "mtp":
