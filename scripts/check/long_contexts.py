@@ -13,23 +13,19 @@ import argparse
 import random
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import torch
-from torch import Tensor
 from transformers import Gemma3TextConfig, LlamaConfig
 
 from edgespec import Engine, MemoryLimits, TreeSettings
-from edgespec.model.mechanisms.waiting_keys import NUM_PLACES
 from edgespec.tuning.draft_worth import DraftWorth
-from offload.device_slots import DeviceSlots
 from offload.placement import KEYS
 from scripts.situations import exit_with
-from tests.support.pretend_cuda import PretendCudaDevice, pretend_cuda
+from tests.support.moved_keys import moved_keys
+from tests.support.pretend_cuda import pretend_cuda
 from tests.support.tiny_checkpoints import make_model, save_folder
 
 TREE = TreeSettings(size=9, depth=3, lookup=False)
@@ -39,23 +35,6 @@ SIZES: dict[str, Any] = {
 }  # fmt: skip
 WINDOWED = {"sliding_window": 1024, "layer_types": ["sliding_attention"] * 5 + ["full_attention"]}
 GB, MIB = 1e9, 2.0**20
-
-
-@contextmanager
-def counted(moved: dict[str, int]) -> Iterator[None]:
-    """Count the bytes of keys and values that come to the card and go back within this block."""
-    fill, copy_back = DeviceSlots.fill, PretendCudaDevice.copy_back
-
-    def filled(self: DeviceSlots, slot: int, host: Tensor, *rest: Any, **at: int) -> None:
-        moved["brought"] += host.nbytes * (len(self._slots) == NUM_PLACES and not rest and "at" in at)
-        fill(self, slot, host, *rest, **at)
-
-    def taken(self: PretendCudaDevice, source: Tensor, destination: Tensor) -> None:
-        moved["back"] += source.nbytes
-        copy_back(self, source, destination)
-
-    with patch.object(DeviceSlots, "fill", filled), patch.object(PretendCudaDevice, "copy_back", taken):
-        yield
 
 
 def run(engine: Engine, tokens: int, num_texts: int, new: int) -> tuple[list[Any], float, float, float]:
@@ -69,9 +48,8 @@ def run(engine: Engine, tokens: int, num_texts: int, new: int) -> tuple[list[Any
     while not all(handle.added or handle.is_done for handle in handles):
         engine.advance()
     read_s, steps = time.perf_counter() - started, 0
-    moved = {"brought": 0, "back": 0}
     started = time.perf_counter()
-    with counted(moved):
+    with moved_keys() as moved:
         while not any(handle.is_done for handle in handles):
             engine.advance()
             steps += 1

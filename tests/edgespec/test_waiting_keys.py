@@ -3,7 +3,6 @@
 The card is pretended (`tests/support/pretend_cuda.py`). Its limit is what does not hold keys and values of all layers.
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,19 +11,17 @@ from unittest.mock import patch
 import pytest
 import torch
 from safetensors import safe_open
-from torch import Tensor
 from transformers import LlamaConfig
 
 from edgespec import Engine, MemoryLimits, TreeSettings
-from edgespec.model.mechanisms.waiting_keys import NUM_PLACES
 from edgespec.model.pass_rows import next_rows
 from edgespec.model.target import Target
 from edgespec.prefix_cache.prompt_cache import PromptCache
 from edgespec.tuning.draft_worth import DraftWorth
-from offload.device_slots import DeviceSlots
 from offload.placement import KEYS
 from tests.conftest import SMALL, make_model, save_folder
-from tests.support.pretend_cuda import PretendCudaDevice, pretend_cuda
+from tests.support.moved_keys import moved_keys
+from tests.support.pretend_cuda import pretend_cuda
 
 LONG = {**SMALL, "num_hidden_layers": 6, "max_position_embeddings": 4096}
 TREE, PLAIN = TreeSettings(size=9, depth=3), TreeSettings(policy="none")
@@ -141,29 +138,16 @@ def test_prompt_caches_are_written_and_read(folders: tuple[Path, Path], tmp_path
     assert all(torch.equal(files[0][name], rows) for name, rows in files[1].items())
 
 
-def test_only_new_rows_go_back(folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_new_rows_go_back(folders: tuple[Path, Path]) -> None:
     """A step's pass brings the text's rows once, and takes back those of the tree, each in one piece."""
-    moved: Counter[str] = Counter()
-    fill, copy_back = DeviceSlots.fill, PretendCudaDevice.copy_back
-
-    def filled(self: DeviceSlots, slot: int, host: Tensor, *rest: Any, **at: int) -> None:
-        moved["brought"] += host.nbytes * (len(self._slots) == NUM_PLACES and not rest and "at" in at)
-        fill(self, slot, host, *rest, **at)
-
-    def taken(self: PretendCudaDevice, source: Tensor, destination: Tensor) -> None:
-        moved["back"] += source.nbytes
-        assert source.is_contiguous()
-        assert destination.is_contiguous()
-        copy_back(self, source, destination)
 
     def read(engine: Engine) -> list[Any]:
         found = texts(engine, WAYS[:1], new=1)
-        monkeypatch.setattr(DeviceSlots, "fill", filled)
-        monkeypatch.setattr(PretendCudaDevice, "copy_back", taken)
-        target = Target(engine.target_model)
-        target.prefill(torch.tensor(PROMPT).to(engine.device))
-        moved.clear()
-        engine.target_model.read([next_rows(target.cache, torch.arange(9).to(engine.device))])
+        with moved_keys() as moved:
+            target = Target(engine.target_model)
+            target.prefill(torch.tensor(PROMPT).to(engine.device))
+            moved.clear()
+            engine.target_model.read([next_rows(target.cache, torch.arange(9).to(engine.device))])
         num_layers = len(engine.placement.waiting_keys)
         row_bytes = 2 * 2 * 8 * 4  # of two heads of eight numbers, in float32
         if num_layers:
