@@ -9,17 +9,19 @@ row of a result depends on that row alone (activations are not quantised), as a 
 import functools
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from offload.formats.storage import PackedStorage
+from offload.formats.storage import PackedStorage, rows_at_once
 from offload.layouts.at_load import LayoutAtLoad, layout_at_load
 from offload.layouts.known import kernel_of
 from offload.layouts.layout import Kernel
+
+PART_BYTES = 32 << 20  # of a weight that are unpacked at once, where its format unpacks some rows alone
 
 
 class PackedWeight(nn.Module):
@@ -169,6 +171,21 @@ def weight_of(linear: nn.Module) -> Tensor:
     assert isinstance(packed, PackedWeight)
     device = next(packed.parameters()).device
     return packed.unpack(torch.empty(packed.shape, dtype=weight.dtype, device=device))
+
+
+def unpacked_rows(weight: PackedWeight, dtype: torch.dtype) -> Iterator[Tensor]:
+    """Yield rows of a weight [r, i] that follow each other, where its format unpacks some alone: else all of them."""
+    num_rows, columns = weight.shape
+    parts: Any = weight._parameters
+    device = next(weight.parameters()).device
+    unpack_some = weight.packing.unpack_some
+    if unpack_some is None:
+        yield weight.unpack(torch.empty(weight.shape, dtype=dtype, device=device))
+        return
+    at_once = rows_at_once(PART_BYTES // dtype.itemsize, columns)
+    for start in range(0, num_rows, at_once):
+        end = min(start + at_once, num_rows)
+        yield unpack_some(parts, slice(start, end), torch.empty(end - start, columns, dtype=dtype, device=device))
 
 
 def _num_rows(rows: Tensor) -> int:

@@ -7,21 +7,20 @@ one, with which several rows take longer, only where memory does not suffice for
 
 import math
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from offload.allocated import allocated_bytes
-from offload.formats.storage import rows_at_once
 from offload.layer_store import LayerRecord
 from offload.layouts.at_load import LayoutAtLoad
-from offload.layouts.onednn import PART_BYTES, has_onednn, in_kernel_order, takes_kernel_order
+from offload.layouts.onednn import has_onednn, in_kernel_order, takes_kernel_order
 from offload.packed_outside import PackedHead, PackedTable
-from offload.packed_weight import PackedModule, PackedWeight
+from offload.packed_weight import PART_BYTES, PackedModule, unpacked_rows
 from offload.placement import Placement
 from offload.skeleton import Skeleton
 
@@ -170,25 +169,11 @@ def unpack_now(
         for attribute, weight in packed.weights:
             is_ordered = device.type == "cpu" and has_onednn(dtype)
             if is_ordered and takes_kernel_order(model, f"{names[module]}.{attribute}"):
-                module.kernel_order = [in_kernel_order(part) for part in _unpacked_parts(weight, dtype)]
+                module.kernel_order = [in_kernel_order(part) for part in unpacked_rows(weight, dtype)]
                 undo.callback(delattr, module, "kernel_order")
             else:
                 whole = weight.unpack(torch.empty(weight.shape, dtype=dtype, device=device))
                 _put(module, attribute, nn.Parameter(whole, requires_grad=False), undo)
-
-
-def _unpacked_parts(weight: PackedWeight, dtype: torch.dtype) -> Iterator[Tensor]:
-    """Yield rows of a weight [r, i] that follow each other, where its format unpacks some alone: else all of them."""
-    num_rows, columns = weight.shape
-    unpack_some = weight.packing.unpack_some
-    if unpack_some is None:
-        yield weight.unpack(torch.empty(weight.shape, dtype=dtype))
-        return
-    parts: Any = weight._parameters
-    at_once = rows_at_once(PART_BYTES // dtype.itemsize, columns)
-    for start in range(0, num_rows, at_once):
-        end = min(start + at_once, num_rows)
-        yield unpack_some(parts, slice(start, end), torch.empty(end - start, columns, dtype=dtype))
 
 
 def _passing_bytes(module: PackedModule, dtype: torch.dtype) -> int:

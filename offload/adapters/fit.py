@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,7 +35,7 @@ class FittedAdapter:
     name: str
     deltas: Mapping[str, Delta]  # by module
     replaced: Mapping[str, TensorEntry]  # by parameter
-    num_bytes: int  # in memory: factors in float32, parameters as the model computes
+    num_bytes: int  # in memory: factors in float32, parameters as the model computes, and what finds lengths
 
 
 def fitted(adapter: Adapter, name: str, skeleton: Skeleton) -> FittedAdapter:
@@ -60,10 +60,17 @@ def fitted(adapter: Adapter, name: str, skeleton: Skeleton) -> FittedAdapter:
     num_numbers = sum(
         sum(_count(one) for one in (delta.down, delta.up, delta.up_bias, delta.magnitude)) for delta in deltas.values()
     )
-    replaced_bytes = sum(_count(entry) for entry in replaced.values()) * model.dtype.itemsize
-    return FittedAdapter(
-        name=name, deltas=deltas, replaced=replaced, num_bytes=num_numbers * FLOAT32_BYTES + replaced_bytes
-    )
+    num_bytes = num_numbers * FLOAT32_BYTES + sum(_count(one) for one in replaced.values()) * model.dtype.itemsize
+    num_bytes += _unpacked_bytes(skeleton, [path for path, delta in deltas.items() if delta.magnitude is not None])
+    return FittedAdapter(name=name, deltas=deltas, replaced=replaced, num_bytes=num_bytes)
+
+
+def _unpacked_bytes(skeleton: Skeleton, paths: Iterable[str]) -> int:
+    """Return the most bytes that the lengths of a weight's rows take, which are found when a layer first runs."""
+    modules = {skeleton.model.get_submodule(path) for path in paths}
+    packed = [weight for one in skeleton.packed if one.module in modules for _, weight in one.weights]
+    whole = [math.prod(weight.shape) for weight in packed if weight.packing.unpack_some is None]
+    return max(whole, default=0) * skeleton.model.dtype.itemsize
 
 
 class _Names:
@@ -128,16 +135,9 @@ def _check_delta(adapter: Adapter, path: str, delta: Delta, skeleton: Skeleton) 
     if is_read_whole(skeleton.model, path) and (delta.magnitude is not None or delta.up_bias is not None):
         more = "magnitudes (DoRA)" if delta.magnitude is not None else "a bias"
         raise refused(f"{named} with {more}, whose weight latent attention multiplies by itself.", WITHOUT)
-    if delta.magnitude is not None and _is_shared_head(path, skeleton):
-        raise refused(f"{named} with magnitudes (DoRA), which are for layers and tables.", WITHOUT)
     if (delta.down.parameter_shape[1], delta.up.parameter_shape[0]) != (columns, rows):
         found = f"{delta.down.parameter_shape[1]} to {delta.up.parameter_shape[0]}"
         raise refused(f"{named} from {found} numbers, and this model has {columns} to {rows}.", OTHER_BASE)
-
-
-def _is_shared_head(path: str, skeleton: Skeleton) -> bool:
-    """Return whether a module is the head: some of its columns may be multiplied by themselves."""
-    return skeleton.model.get_submodule(path) is skeleton.model.get_output_embeddings()
 
 
 def _check_replaced(adapter: Adapter, parameter: str, entry: TensorEntry, skeleton: Skeleton) -> None:

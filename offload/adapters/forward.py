@@ -19,12 +19,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding
+from transformers.pytorch_utils import Conv1D
 
 from offload.adapters.adapter import Delta, read_tensor
-from offload.adapters.fit import FittedAdapter
+from offload.adapters.fit import FLOAT32_BYTES, FittedAdapter
 from offload.adapters.use import AdapterUse, Run, refused, rows_under_way
+from offload.formats.storage import rows_at_once
 from offload.layouts.onednn import multiply
 from offload.native.compiler import is_available
+from offload.packed_weight import PART_BYTES, PackedWeight, unpacked_rows
 
 if TYPE_CHECKING:
     from offload.native.low_rank import LowRankWeight
@@ -251,7 +254,19 @@ class _Rows:
         return (share - 1) * own + share * added * scale
 
     def _lengths(self, dtype: torch.dtype, factors: _Factors, scale: float) -> Tensor:
-        """Return the lengths [o] of the rows of W + s B A: the layer's own products with unit rows are its weight."""
+        """Return the lengths [o] of the rows of W + s B A, of the numbers that packed weights mean."""
+        shares = rows_of_weight(self._module, dtype)
+        if shares is None:
+            return self._lengths_by_products(dtype, factors, scale)
+        squares, first, turned = [], 0, factors.down.T.contiguous()  # [i, r]
+        for own in shares:  # [some of o, i]
+            ups = factors.up[first : first + len(own)]
+            squares.append(multiply(ups, turned).mul_(scale).add_(own).square_().sum(1))
+            first += len(own)
+        return torch.cat(squares).sqrt()
+
+    def _lengths_by_products(self, dtype: torch.dtype, factors: _Factors, scale: float) -> Tensor:
+        """Return the same of a weight that is not there as such: the layer's own products with unit rows are it."""
         columns = factors.down.shape[1]
         squares = torch.zeros_like(factors.up[:, 0])
         bias = self._module._parameters.get("bias")
@@ -361,6 +376,24 @@ def _in_place(module: nn.Module, replaced: Mapping[str, nn.Parameter]) -> Iterat
         yield
     finally:
         module._parameters.update(own)
+
+
+def rows_of_weight(module: Any, dtype: torch.dtype) -> Iterator[Tensor] | None:
+    """Return rows of a layer's weight [o, i] that follow each other; None where the weight is not there as such.
+
+    That is where it lies in a kernel's order, or packed on a card.
+    """
+    weight, packed = module._parameters["weight"], module._modules.get("weight_packed")
+    at_once = rows_at_once(PART_BYTES // FLOAT32_BYTES, weight.shape[0 if isinstance(module, Conv1D) else 1])
+    if not weight.is_meta:
+        whole = weight.T if isinstance(module, Conv1D) else weight
+        return iter(whole.split(at_once))
+    if isinstance(packed, PackedWeight) and next(packed.parameters()).device.type == "cpu":
+        return unpacked_rows(packed, dtype)
+    rows_of = vars(module).get("weight_rows")  # of a packed head, also of one whose numbers a table has
+    if rows_of is None:
+        return None
+    return (rows_of(slice(first, first + at_once)) for first in range(0, weight.shape[0], at_once))
 
 
 def row_dim(rows: Tensor, num_rows: int) -> int | None:

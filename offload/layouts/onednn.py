@@ -19,7 +19,6 @@ import torch
 from torch import Tensor, nn
 
 MOST_ROWS = 16  # that kernel's order of a weight is for; others are multiplied by it as well
-PART_BYTES = 32 << 20  # of a weight that stand twice in memory while they are put in that order
 
 
 @functools.lru_cache

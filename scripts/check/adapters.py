@@ -1,4 +1,4 @@
-"""Forty kinds of adapters through the engine, and by PEFT's own unmerged forward: logits and greedy texts.
+"""More than forty kinds of adapters through the engine, and by PEFT's own unmerged forward: logits and greedy texts.
 
     pip install --no-deps --target FOLDER peft gguf
     PYTHONPATH=FOLDER python -m scripts.check.adapters                  all models and kinds: minutes
@@ -6,20 +6,28 @@
 
 Each kind sets a field of an adapter's config, or several; some are written by plain code, most by PEFT. Tiny random
 models of several types, and the built-in target, have all of them, resident and streamed. Packed weights of the
-built-in target, quantised at load, in AWQ's files, and in a GGUF file, have a third of the kinds each, and are compared
-with PEFT on the unpacked numbers. A row says the largest difference of logits, as a share of the largest, over the
-kinds, and which kind it is. All adapters of a place then share passes, beside a text that has none: their greedy texts
-are PEFT's. Exits 1 where a difference is more than the bound, or a text is another one; with --each, says every kind.
+built-in target, quantised at load, in AWQ's files, and in a GGUF file, have a third of the kinds each. A row says the
+largest difference of logits, as a share of the largest, over the kinds, and which kind it is. All adapters of a place
+then share passes, beside a text that has none: their greedy texts are PEFT's. Exits 1 where a difference is more than
+the bound, or a text is another one; with --each, says every kind.
+
+Products with packed weights round the rows that they are given, in steps that one bit of a sum may shift: that is what
+the base alone is off by from PEFT's model of the unpacked numbers. Beside packed weights PEFT's layers therefore have
+the unpacked numbers, and each adds what the engine's layer lost of its own rows in that pass, and nothing else: what is
+left is the adapter's part. Texts are those of the unpacked numbers alone.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import functools
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,6 +39,7 @@ from transformers import AutoModelForCausalLM
 
 import edgespec
 from edgespec import Engine, MemoryLimits, TreeSettings
+from offload.adapters.use import AdapterUse, rows_under_way
 from offload.packed_weight import weight_of
 from scripts.bench.llama_cpp import write_gguf
 from scripts.make.awq import write_awq
@@ -39,7 +48,6 @@ from tests.support.tiny_checkpoints import make_model, save_folder
 from tests.support.tiny_configs import tiny_config
 
 NEAR = 2e-6  # of the largest logit
-TIMES_BASE = 3  # of what a packed base alone is off by: its products round rows, and PEFT's do not
 NEW_TOKENS = 12
 PROMPT = list(b"def main(arguments):\n    for ")
 BUILT_IN, PACKED = "built in", "built in, packed"
@@ -112,6 +120,7 @@ def kinds_of(of: Modules) -> dict[str, Kind]:
         "use_dora, use_rslora": {"use_dora": True, "use_rslora": True, "target_modules": [first]},
         "use_dora, patterns": {"use_dora": True, "rank_pattern": {first: 2}, "alpha_pattern": {last: 3}},
         "use_dora, embedding": {"use_dora": True, "target_modules": [table, last]},
+        "use_dora, head": {"use_dora": True, "target_modules": [first, "lm_head"]},
         "modules_to_save: norms": {"target_modules": [first], "modules_to_save": WHOLE_NORMS},
         "modules_to_save: head": {"target_modules": [first], "modules_to_save": ["lm_head"]},
         "modules_to_save: table": {"target_modules": [first], "modules_to_save": [table]},
@@ -168,20 +177,60 @@ def write(folder: Path, base: nn.Module, kind: Kind, seed: int, *, has_table: bo
         save_file({name: tensor.to(kind.dtype) for name, tensor in load_file(path).items()}, path)
 
 
-@torch.no_grad()
-def peft_says(base: nn.Module, adapter: Path | None) -> tuple[Tensor, list[int]]:
-    """The logits after the prompt, and the greedy text, by PEFT's forward; of the base without an adapter."""
+def by_peft(base: nn.Module, adapter: Path | None) -> Any:
+    """A copy of the base with an adapter, as PEFT computes it."""
     from peft import PeftModel
 
     model: Any = copy.deepcopy(base)
-    if adapter is not None:
-        model = PeftModel.from_pretrained(model, adapter)
+    return (model if adapter is None else PeftModel.from_pretrained(model, adapter)).eval()
+
+
+@torch.no_grad()
+def text_of(model: Any) -> list[int]:
+    """The greedy text after the prompt."""
     ids = torch.tensor([PROMPT])
-    found = model.eval().generate(
+    found = model.generate(
         input_ids=ids, attention_mask=torch.ones_like(ids), do_sample=False, pad_token_id=0, eos_token_id=None,
-        max_new_tokens=NEW_TOKENS, min_new_tokens=NEW_TOKENS, output_logits=True, return_dict_in_generate=True,
+        max_new_tokens=NEW_TOKENS, min_new_tokens=NEW_TOKENS,
     )  # fmt: skip
-    return found.logits[0][0], found.sequences[0, len(PROMPT) :].tolist()
+    return list(found[0, len(PROMPT) :].tolist())
+
+
+@torch.no_grad()
+def logits_of(model: Any, lost: Mapping[str, Tensor]) -> Tensor:
+    """The logits after the prompt, to which layers of the base add what they lost of its last rows: [n, o], by name."""
+    with ExitStack() as undo:
+        for name, module in model.named_modules():
+            own = lost.get(name.removeprefix("base_model.model.").removesuffix(".base_layer"))
+            if own is not None and isinstance(module, nn.Linear):
+                undo.callback(module.register_forward_hook(_adding(own)).remove)
+        found: Tensor = model(input_ids=torch.tensor([PROMPT]), use_cache=False).logits[0, -1]
+    return found
+
+
+def _adding(lost: Tensor) -> Any:
+    def hook(_module: nn.Module, _arguments: Any, output: Tensor) -> Tensor:  # [..., n or more, o]
+        first = output.shape[-2] - lost.shape[-2]
+        return torch.cat([output[..., :first, :], output[..., first:, :] + lost], -2)
+
+    return hook
+
+
+def read(engine: Engine, use: AdapterUse, unpacked: nn.Module | None) -> tuple[Tensor, dict[str, Tensor]]:
+    """The engine's logits after the prompt, and what each layer's products lack of those with unpacked numbers."""
+    target, own, lost = engine.target_model, dict((unpacked or nn.Module()).named_modules()), {}
+
+    def note(name: str, module: Any, rows: Tensor) -> None:
+        context = copy_context()
+        context.run(rows_under_way.set, ())
+        lost[name] = context.run(module.forward, rows) - own[name](rows)  # without adapters
+
+    with ExitStack() as undo, torch.no_grad():
+        for name, module in target.model.named_modules():
+            if isinstance(module, nn.Linear) and name in own:
+                before = functools.partial(note, name)
+                undo.callback(module.register_forward_pre_hook(lambda of, given, to=before: to(of, *given)).remove)
+        return target.read_text(target.new_text(use), torch.tensor(PROMPT)), lost
 
 
 def off(found: Tensor, wanted: Tensor) -> float:
@@ -241,7 +290,8 @@ def check(name: str, room: Path, *, says_each: bool) -> Iterator[bool]:
                 write(room / str(number), base, kind, number, has_table=name != PACKED)
         is_packed = name == PACKED
         chosen = [number for number in range(len(kinds)) if not is_packed or number % SHARE == place % SHARE]
-        wanted: list[tuple[Tensor, list[int]]] = []
+        models: list[Any] = []
+        own: Any = None  # what packed layers mean
         for is_streamed in (False, True):
             limits = MemoryLimits(max_resident_layers=0) if is_streamed else MemoryLimits()
             with Engine.from_pretrained(
@@ -249,37 +299,44 @@ def check(name: str, room: Path, *, says_each: bool) -> Iterator[bool]:
                 parallel=len(chosen) + 1, self_check=False, tree=TreeSettings(policy="none"),
                 adapters=[f"{room / str(number)}:0" for number in chosen],
             ) as engine:  # fmt: skip
-                if not wanted:  # while packed layers are there
-                    own = unpacked_base(base, engine) if is_packed else base
-                    wanted = [peft_says(own, None if n is None else room / str(n)) for n in (None, *chosen)]
+                if not models:  # while packed layers are there
+                    own = unpacked_base(base, engine) if is_packed else None
+                    models = [by_peft(own or base, None if n is None else room / str(n)) for n in (None, *chosen)]
+                    texts = [text_of(model) for model in models]
                 label = f"{name}, {called}, {'streamed' if is_streamed else 'resident'}"
-                names = [list(kinds)[number] for number in chosen]
-                yield from _compare(engine, wanted, chosen, names, label=label, each=says_each, is_packed=is_packed)
+                names = {str(number): list(kinds)[number] for number in chosen}
+                wanted = list(zip(models, texts, strict=True))
+                yield from _compare(engine, wanted, names, own, label=label, each=says_each)
 
 
 def _compare(
-    engine: Engine, wanted: Sequence[tuple[Tensor, list[int]]], chosen: Sequence[int], kinds: Sequence[str],
-    *, label: str, each: bool, is_packed: bool,
+    engine: Engine, wanted: Sequence[tuple[Any, list[int]]], kinds: Mapping[str, str], own: Any,
+    *, label: str, each: bool,
 ) -> Iterator[bool]:  # fmt: skip
-    target, ids = engine.target_model, torch.tensor(PROMPT)
-    of_base = off(target.read_text(target.new_text(()), ids), wanted[0][0])
-    allowed = max(NEAR, TIMES_BASE * of_base) if is_packed else NEAR
+    without, nothing = logits_of(wanted[0][0], {}), read(engine, (), None)[0]
     options: dict[str, Any] = {"max_new_tokens": NEW_TOKENS, "temperature": 0.0, "eos_token_id": []}
-    choices: list[Any] = [[], *([str(number)] for number in chosen)]
-    results = dict(engine.generate_many([engine.request(PROMPT, adapters=choice, **options) for choice in choices]))
+    requests = [engine.request(PROMPT, adapters=choice, **options) for choice in ([], *([name] for name in kinds))]
+    results = dict(engine.generate_many(requests))
     found: dict[str, float] = {}
-    for place, kind in enumerate(kinds, 1):
-        logits, text = wanted[place]
-        found[kind] = off(target.read_text(target.new_text(((str(chosen[place - 1]), 1.0),)), ids), logits)
+    for place, (name, kind) in enumerate(kinds.items(), 1):
+        model, text = wanted[place]
+        logits, lost = read(engine, ((name, 1.0),), own)
+        meant = logits_of(model, lost)
+        found[kind] = off(logits, meant)
         is_equal = list(getattr(results[place], "token_ids", ())) == text
-        is_right = found[kind] <= allowed and is_equal
+        is_right = found[kind] <= NEAR and is_equal
         if each or not is_right:
-            without = off(wanted[0][0], logits)
             said = "" if is_equal else f", another text: {results[place]}"[:200]
-            print(f"    {kind}: {found[kind]:.0e} of {allowed:.0e}, without it {without:.0e}{said}", flush=True)
+            from_unpacked = (
+                "" if own is None else f", from the unpacked numbers {off(logits, logits_of(model, {})):.0e}"
+            )
+            print(
+                f"    {kind}: {found[kind]:.0e}{from_unpacked}, without it {off(without, meant):.0e}{said}", flush=True
+            )
         yield is_right
     most = max(found, key=lambda kind: found[kind])
     num_equal = sum(list(getattr(results[number], "token_ids", ())) == text for number, (_, text) in enumerate(wanted))
+    of_base = off(nothing, without)
     print(f"| {label} | {of_base:.0e} | {found[most]:.0e} ({most}) | {num_equal} of {len(wanted)} |", flush=True)
     yield num_equal == len(wanted)
 
@@ -298,7 +355,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     print(f"peft {peft.__version__}, torch {torch.__version__}, {len(kinds_of(MODELS[BUILT_IN]))} kinds\n")
-    print("| place | base off by | at most, with an adapter | texts equal |\n| --- | --- | --- | --- |", flush=True)
+    print("| place | base off by | adapters off by, at most | texts equal |\n| --- | --- | --- | --- |", flush=True)
     found = []
     for name in arguments.only:
         with tempfile.TemporaryDirectory() as room:

@@ -186,7 +186,7 @@ def test_a_model_says_the_same_however_its_table_and_head_lie(
     name: str, dtype: torch.dtype, lacks_onednn: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where oneDNN does not multiply this dtype: the unpacked head is then the layer's weight."""
-    monkeypatch.setattr(unpacked_once, "PART_BYTES", 4096)  # smaller than the head
+    monkeypatch.setattr("offload.packed_weight.PART_BYTES", 4096)  # smaller than the head
     if lacks_onednn:
         for module in (onednn, streamed_model, unpacked_once):
             monkeypatch.setattr(module, "has_onednn", lambda _: False)

@@ -32,6 +32,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "a bias of its own": {"lora_bias": True},
     "magnitudes": {"use_dora": True},
     "magnitudes of a table": {"use_dora": True, "target_modules": ["embed_tokens", "q_proj"]},
+    "magnitudes of a head": {"use_dora": True, "target_modules": ["lm_head", "q_proj"]},
     "norms": {"replaced": ["model.layers.1.input_layernorm.weight", "model.norm.weight"], "modules_to_save": ["norm"]},
     "a whole layer": {"replaced": ["model.layers.0.mlp.up_proj.weight"], "target_modules": ["q_proj"]},
     "a head": {"replaced": ["lm_head.weight"], "target_modules": ["q_proj"], "modules_to_save": ["lm_head"]},

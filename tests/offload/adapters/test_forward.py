@@ -17,8 +17,12 @@ from offload.adapters.fit import FittedAdapter
 from offload.adapters.forward import LoadedAdapters, row_dim
 from offload.adapters.peft_folder import read_peft_folder
 from offload.adapters.use import AdapterUse, rows_under_way
+from offload.formats.storage import Quantizer
+from offload.layouts.int4 import INT4
+from offload.layouts.nf4_cpu import Nf4Cpu
 from offload.layouts.onednn import hook_linear_layers, multiply
 from offload.native.compiler import is_available
+from offload.packed_weight import PackedModule, PackedWeight, weight_of
 from tests.support.adapters import PREFIX, write_adapter
 
 ROWS = torch.randn(9, 32, generator=torch.Generator().manual_seed(3))
@@ -96,6 +100,32 @@ def test_the_sum_is_made_in_float32_in_the_given_order_and_rounded_once(
     assert not any(torch.equal(found, other()) for other in wrong)
     with torch.no_grad():
         assert torch.equal(module(rows), base), "nothing is left of them"
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("storage", [Nf4Cpu(), INT4], ids=["nf4", "int4"])
+def test_lengths_of_packed_rows_are_those_of_the_unpacked_numbers(storage: Quantizer, tmp_path: Path) -> None:
+    """A kernel's own values are less exact: magnitudes by its products would change all that it makes."""
+    module = nn.Linear(64, 64, bias=False)
+    folder = write_adapter(tmp_path / "one", nn.ModuleDict({"linear": module}), ["linear"], use_dora=True)
+    own, parts = storage.pack(module.weight.detach())
+    packed = PackedWeight((64, 64), own)
+    for part, numbers in parts.items():
+        packed._parameters[part] = nn.Parameter(numbers, requires_grad=False)
+    module.add_module("weight_packed", packed)
+    module._parameters["weight"] = nn.Parameter(module.weight.to("meta"), requires_grad=False)
+    rows = torch.randn(9, 64, generator=torch.Generator().manual_seed(3))
+    tensors = {name.removeprefix(PREFIX): one for name, one in load_file(folder / "adapter_model.safetensors").items()}
+    down, up, magnitude = (tensors[f"linear.lora_{end}"] for end in ("A.weight", "B.weight", "magnitude_vector"))
+    model = nn.ModuleDict({"linear": module})
+    with ExitStack() as undo:
+        PackedModule(module, [("weight", packed)]).hook(torch.empty(64 * 64), undo)
+        base = module(rows)
+        with adapted(model, folder):
+            found = called(module, rows, ((("one", 1.0),), 9))
+        share = magnitude / (weight_of(module) + 1.5 * up @ down).norm(dim=1)
+    wanted = share * (base + rows @ down.T @ up.T * 1.5)
+    assert float((found - wanted).abs().max() / wanted.abs().max()) < 1e-6
 
 
 def test_runs_of_rows_have_each_their_own(tmp_path: Path) -> None:
