@@ -383,11 +383,12 @@ def rows_of_weight(module: Any, dtype: torch.dtype) -> Iterator[Tensor] | None:
 
     That is where it lies in a kernel's order, or packed on a card.
     """
-    weight, packed = module._parameters["weight"], module._modules.get("weight_packed")
+    weight: Tensor = module._parameters["weight"]
+    packed = module._modules.get("weight_packed")
     at_once = rows_at_once(PART_BYTES // FLOAT32_BYTES, weight.shape[0 if isinstance(module, Conv1D) else 1])
     if not weight.is_meta:
-        whole = weight.T if isinstance(module, Conv1D) else weight
-        return iter(whole.split(at_once))
+        parts: Sequence[Tensor] = (weight.T if isinstance(module, Conv1D) else weight).split(at_once)
+        return iter(parts)
     if isinstance(packed, PackedWeight) and next(packed.parameters()).device.type == "cpu":
         return unpacked_rows(packed, dtype)
     rows_of = vars(module).get("weight_rows")  # of a packed head, also of one whose numbers a table has
