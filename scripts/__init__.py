@@ -14,6 +14,6 @@ A script uses the public API (`edgespec`) where that has what it needs. Further 
     edgespec.model.causal_model      passes of one model, without an engine
     edgespec.grow.policies           trees of a policy, grown by themselves
     edgespec.train.records           expected tokens and the records of fits
-    offload.loaders, offload.pages   reads of weights, which `situations` slows down
+    offload.loaders                  reads of weights, which `situations` slows down
     profiles.measure                 the page cache, the disk's rate and the machine's facts
 """

@@ -4,7 +4,6 @@
     python -m scripts.bench.batch large                                  warm and cold, bf16
     python -m scripts.bench.batch large --modes cold --max-cpu-mem 478MiB
     python -m scripts.bench.batch large --modes cold --link-gib-per-s 0.5
-    python -m scripts.bench.batch large --prefill 32 --prompt-tokens 300  reading prompts alone
 
 Every system decodes the same prompts greedily, of unequal lengths, from the first prompt to the last token. accelerate
 maps the layers from the disk and takes left-padded batches. Cold: nothing that was read for one pass serves the
@@ -36,8 +35,8 @@ from edgespec.model.causal_model import CausalModel
 from edgespec.pair.pair import DEMO_FOLDER, ModelPair, open_pair
 from edgespec.tuning.step import PassCost
 from profiles.measure import drop_page_cache
-from scripts.bench.offload import open_transformers, throttle_accelerate
-from scripts.situations import GIB, MIB, cut_texts, drop_behind_reader, held_out_halves, start_child, throttle_edgespec
+from scripts.bench.offload import open_transformers, slow_down
+from scripts.situations import MIB, cut_texts, held_out_halves, start_child
 
 SEED = 5
 
@@ -160,17 +159,10 @@ def run_child(system: System, arguments: argparse.Namespace) -> None:
     torch.set_num_threads(arguments.threads)
     pair = open_pair(arguments.model, DEMO_FOLDER / "draft")
     arguments.files = pair.target.checkpoint.files
-    if system.mode == "cold":
-        drop_behind_reader(pair)
-    if arguments.link_gib_per_s:
-        stored = {name: entry.num_bytes for name, entry in pair.target.checkpoint.tensors.items()}
-        throttle_edgespec(arguments.link_gib_per_s * GIB)
-        throttle_accelerate(arguments.link_gib_per_s * GIB, stored)
-    count = arguments.prefill or arguments.prompts
-    texts = cut_texts(held_out_halves()[1], count=count, tokens=arguments.prompt_tokens, seed=SEED)
+    slow_down(pair, system.mode, arguments.link_gib_per_s)
+    texts = cut_texts(held_out_halves()[1], count=arguments.prompts, tokens=arguments.prompt_tokens, seed=SEED)
     prompts = [pair.tokenizer.encode(text) for text in texts]
-    if not arguments.prefill:  # of unequal lengths
-        prompts = [ids[: max(4, len(ids) * (1 + number % 4) // 4)] for number, ids in enumerate(prompts)]
+    prompts = [ids[: max(4, len(ids) * (1 + number % 4) // 4)] for number, ids in enumerate(prompts)]  # of all lengths
     run: Callable[..., Any] = run_edgespec if system.kind == "edgespec" else run_accelerate
     tokens, seconds, log = run(system, pair, prompts, arguments)
     steps = [cost for cost in log.costs if cost.num_texts]
@@ -201,7 +193,6 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=16)
     parser.add_argument("--prompt-tokens", type=int, default=64, help="of the longest")
     parser.add_argument("--new-tokens", "-n", type=int, default=48)
-    parser.add_argument("--prefill", type=int, help="read so many prompts of equal length, for one new token each")
     parser.add_argument("--max-cpu-mem", type=parse_size)
     parser.add_argument("--link-gib-per-s", type=float)
     parser.add_argument("--dtype", default="bfloat16")
@@ -209,8 +200,6 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--child", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.prefill:
-        arguments.new_tokens = 1
     if arguments.child:
         run_child(System(**json.loads(arguments.child)), arguments)
         return

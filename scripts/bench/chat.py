@@ -11,18 +11,19 @@ terminal up to its first prompt, each a process of its own, in turns. Prints med
 import argparse
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from edgespec import Engine, MemoryLimits, TreeSettings, __version__
+from profiles.measure import machine_facts
 from scripts.situations import GIB
 
 ROOT = Path(__file__).parents[2]
@@ -59,7 +60,8 @@ def main() -> int:
             "not measured here" if start is None else f"{start['s']:.2f} s, {start['processor_s']:.2f} s of a processor"
         )
         print(f"{name:<32}{took}")
-    print(json.dumps({"tokens": arguments.tokens, "turns": rows, "start_s": starts, **circumstances()}))
+    print(json.dumps({"tokens": arguments.tokens, "turns": rows, "start_s": starts, "edgespec": __version__,
+                      "threads": torch.get_num_threads(), "machine": asdict(machine_facts())}))  # fmt: skip
     return 0
 
 
@@ -161,22 +163,6 @@ def first_prompt_s() -> float | None:
     os.waitpid(process, 0)
     os.close(terminal)
     return seconds
-
-
-def circumstances() -> dict[str, Any]:
-    """Where and with what this was measured."""
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    return {
-        "edgespec": __version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "machine": platform.machine(),
-        "cpus": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "commit": commit.stdout.strip() or None,
-    }
 
 
 if __name__ == "__main__":

@@ -51,6 +51,7 @@ from scripts.situations import (
     disk_read_bytes,
     drop_behind_reader,
     exit_with,
+    idle_peak_bytes,
     start_child,
     throttle_edgespec,
     wait_for_link,
@@ -65,15 +66,15 @@ OUTSIDE = ("model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head")
 class System:
     """One way to decode."""
 
-    kind: str  # edgespec | accelerate | resident | idle
+    kind: str  # edgespec | accelerate | resident
     size: int = 0  # nodes of a tree, or tokens of an assistant; 0 is plain decoding
     mode: str = "warm"  # warm | cold
 
     @property
     def name(self) -> str:
         """As in the table."""
-        if self.kind in {"resident", "idle"}:
-            return f"transformers {self.kind}"
+        if self.kind == "resident":
+            return "transformers resident"
         speculative = f"tree {self.size}" if self.kind == "edgespec" else f"assisted {self.size}"
         return f"{self.kind} {speculative if self.size else 'plain'}"
 
@@ -140,6 +141,16 @@ def throttle_accelerate(bytes_per_s: float, stored_bytes: dict[str, int]) -> Non
         return tensor
 
     loader.__getitem__ = slow_read
+
+
+def slow_down(pair: ModelPair, mode: str, link_gib_per_s: float | None) -> None:
+    """Let reads be cold, and let them take the time of a link, if any, in both systems."""
+    if mode == "cold":
+        drop_behind_reader(pair)
+    if link_gib_per_s:
+        stored = {name: entry.num_bytes for name, entry in pair.target.checkpoint.tensors.items()}
+        throttle_edgespec(link_gib_per_s * GIB)
+        throttle_accelerate(link_gib_per_s * GIB, stored)
 
 
 def run_edgespec(system: System, pair: ModelPair, prompts: list[list[int]], arguments: argparse.Namespace) -> Any:
@@ -217,30 +228,24 @@ def run_transformers(system: System, pair: ModelPair, prompts: list[list[int]], 
 def run_child(system: System, arguments: argparse.Namespace) -> None:
     """In a fresh process: decode, and print what was measured as JSON."""
     torch.set_num_threads(arguments.threads)
-    report: dict[str, Any] = {}
-    if system.kind != "idle":
-        pair = open_pair(arguments.model, arguments.draft_model)
-        if system.mode == "cold":
-            drop_behind_reader(pair)
-        if arguments.link_gib_per_s:
-            stored = {name: entry.num_bytes for name, entry in pair.target.checkpoint.tensors.items()}
-            throttle_edgespec(arguments.link_gib_per_s * GIB)
-            throttle_accelerate(arguments.link_gib_per_s * GIB, stored)
-        rows = read_prompts(str(DEMO_FOLDER / "prompts.jsonl"), lines=False)[: arguments.prompts]
-        prompts = [pair.tokenizer.encode(row.prompt) for row in rows]
-        run = run_edgespec if system.kind == "edgespec" else run_transformers
-        logs, report = run(system, pair, prompts, arguments)
-        pass_s = [seconds for log in logs for seconds in log.seconds[1:]]
-        counts = [len(tokens) for log in logs for tokens in log.tokens[1:]]
-        report |= {
-            "tokens": [[token for tokens in log.tokens for token in tokens] for log in logs],
-            "pass_s": pass_s,
-            "drop_s": statistics.median(seconds for log in logs for seconds in log.drop_s),
-            "tokens_per_pass": sum(counts) / len(counts),
-            "tokens_per_s": sum(counts) / sum(pass_s),
-            "disk_bytes_per_pass": sum(log.disk_bytes[-1] - log.disk_bytes[0] for log in logs) / len(counts),
-        }
-    print(json.dumps({**report, "peak_bytes": peak_resident_bytes()}))
+    pair = open_pair(arguments.model, arguments.draft_model)
+    slow_down(pair, system.mode, arguments.link_gib_per_s)
+    rows = read_prompts(str(DEMO_FOLDER / "prompts.jsonl"), lines=False)[: arguments.prompts]
+    prompts = [pair.tokenizer.encode(row.prompt) for row in rows]
+    run = run_edgespec if system.kind == "edgespec" else run_transformers
+    logs, report = run(system, pair, prompts, arguments)
+    pass_s = [seconds for log in logs for seconds in log.seconds[1:]]
+    counts = [len(tokens) for log in logs for tokens in log.tokens[1:]]
+    print(json.dumps({
+        **report,
+        "tokens": [[token for tokens in log.tokens for token in tokens] for log in logs],
+        "pass_s": pass_s,
+        "drop_s": statistics.median(seconds for log in logs for seconds in log.drop_s),
+        "tokens_per_pass": sum(counts) / len(counts),
+        "tokens_per_s": sum(counts) / sum(pass_s),
+        "disk_bytes_per_pass": sum(log.disk_bytes[-1] - log.disk_bytes[0] for log in logs) / len(counts),
+        "peak_bytes": peak_resident_bytes(),
+    }))  # fmt: skip
 
 
 def list_systems(arguments: argparse.Namespace, *, fits: bool) -> list[System]:
@@ -373,7 +378,7 @@ def main() -> int:
     itemsize = DTYPES[arguments.dtype].itemsize
     resident_bytes = sum(entry.num_bytes // entry.dtype.itemsize * itemsize for entry in entries)
     systems = list_systems(arguments, fits=resident_bytes < FITS_SHARE * psutil.virtual_memory().available)
-    idle_bytes = start_child("scripts.bench.offload", System(kind="idle"))["peak_bytes"]
+    idle_bytes = idle_peak_bytes()
     reports: dict[System, list[dict[str, Any]]] = {system: [] for system in systems}
     read_rates = []
     for repeat in range(arguments.repeats):

@@ -7,8 +7,8 @@ random points; every second module only, so that scripts.papers.compare_policies
 Runs `edgespec train` as a user would. Minutes on two cores.
 
 `--only` fits one, or one of those that do not ship: a classifier on as many of EAGLE-2's whole trees as
-C2T's paper has (8,880; an hour of one core), for scripts.papers.fit_classifiers; one on modules it knows; one of
-another draft, which `-md` names; and decision models, for scripts.papers.compare_labels.
+C2T's paper has (8,880; an hour of one core), for scripts.papers.fit_classifiers, or one
+of another draft, which `-md` names.
 """
 
 import argparse
@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgespec.pair.pair import DEMO_FOLDER
-from scripts.make.demo_pair import is_held_out, standard_library_sources
 from scripts.situations import cut_texts, held_out_halves, write_texts
 
 
@@ -31,7 +30,6 @@ class Fit:
     new_tokens: int  # of every prompt
     options: tuple[str, ...] = ()
     ships: bool = False
-    was_trained_on: bool = False  # whether the prompts are of modules that the pair knows
     draft: str | None = None  # of the built-in target, in place of its own
 
 
@@ -47,16 +45,8 @@ FITS = {
     ),
     "classifier": Fit(what="classifier", prompts=200, new_tokens=4, ships=True),
     "many-trees": Fit(what="classifier", prompts=2500, new_tokens=16),
-    "known-modules": Fit(what="classifier", prompts=450, new_tokens=8, was_trained_on=True),
     "second-pair": Fit(what="classifier", prompts=450, new_tokens=8),
-    "stop-hidden": Fit(what="stop", prompts=50, new_tokens=16, options=("--kind", "hidden")),
-    "stop-probabilities": Fit(what="stop", prompts=50, new_tokens=16, options=("--kind", "probabilities")),
 }
-
-
-def known_texts() -> list[str]:
-    """Texts of every fourth module that the pair was trained on."""
-    return [text for name, text in standard_library_sources() if not is_held_out(name)][::4]
 
 
 def main() -> None:
@@ -72,15 +62,13 @@ def main() -> None:
         folder.mkdir(parents=True, exist_ok=True)
     for name, fit in FITS.items():
         if arguments.only == name or (arguments.only is None and fit.ships):
-            modules = known_texts() if fit.was_trained_on else held_out_halves()[0]
-            texts = cut_texts(modules, count=fit.prompts, tokens=arguments.context_tokens, seed=7)
+            texts = cut_texts(held_out_halves()[0], count=fit.prompts, tokens=arguments.context_tokens, seed=7)
             prompts = arguments.work / f"{name}.jsonl"
             write_texts(prompts, texts)
             draft = fit.draft or arguments.draft_model
             pair = [] if draft is None else ["-m", DEMO_FOLDER / "target", "-md", draft]
-            output = arguments.out / f"{name}.{'safetensors' if fit.what == 'stop' else 'json'}"
             command = ["train", fit.what, *fit.options, *pair, "--prompts", prompts, "-n", fit.new_tokens]
-            command += ["-o", output, "--overwrite", "--records", arguments.work / name]
+            command += ["-o", arguments.out / f"{name}.json", "--overwrite", "--records", arguments.work / name]
             subprocess.run([sys.executable, "-m", "edgespec", *map(str, command)], check=True)
 
 

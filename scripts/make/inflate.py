@@ -36,7 +36,6 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
-from edgespec import EdgespecError
 from edgespec.cli.prompts.read import read_prompts
 from edgespec.config import parse_size
 from edgespec.machine.device import DTYPES
@@ -53,6 +52,7 @@ from scripts.make.inflated_parts import (
     make_tensor,
     shape_of,
 )
+from scripts.situations import exit_with
 
 COUNTS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9}
 TYPICAL_GROUP = 4  # query heads that share a key head, as in Llama 3
@@ -333,7 +333,4 @@ def main(given: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except EdgespecError as error:
-        sys.exit(f"Error: {error.what}\nTry: {error.fix}")
+    exit_with(main)

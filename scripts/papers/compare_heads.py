@@ -1,4 +1,4 @@
-"""EAGLE, HASS and CORAL heads of a target, trained alike and compared; routers.
+"""EAGLE, HASS and CORAL heads of a target, trained alike and compared.
 
     python -m scripts.papers.compare_heads OUT
     python -m scripts.papers.compare_heads OUT -m MODEL --text OUT/held-out --parts accept,steps --seeds 0
@@ -10,9 +10,6 @@ accept       exact expected tokens a pass of chain, eagle2 and adaptive trees at
              held-out contexts for everybody; intervals over seeds, and paired over contexts
 steps        InfoNCE between the features of different training steps on held-out texts (CORAL, table 6), and the
              acceptance rate of the n-th token (figure 6)
-rates        `edgespec train router` over 4 to 64 groups on the first CORAL head: acceptance lost on held-out
-             texts, and groups that a layer asks for (CORAL, table 4)
-routers      tokens a pass lost with the same routers
 
 Heads of another target than the built-in one are those of scripts.papers.train_published_drafts in the same folder.
 Prints tables.
@@ -23,11 +20,10 @@ from collections import defaultdict
 from pathlib import Path
 
 from scripts.papers.heads.heads import DRAFT, DRAFT_FOLDER, HEADS, METHODS, TARGET, heads_at, train_heads
-from scripts.papers.heads.routers import print_rates, print_routers
 from scripts.papers.heads.steps import print_steps
 from scripts.papers.heads.tokens import accept, print_acceptance
 
-PARTS = ("train", "accept", "steps", "rates", "routers")
+PARTS = ("train", "accept", "steps")
 
 
 def method_names(text: str) -> list[str]:
@@ -68,9 +64,8 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=2, help="blocks of 512 tokens")
     parser.add_argument("--learning-rate", type=float, default=3e-3)
     parser.add_argument("--contexts", type=int, default=100)
-    parser.add_argument("--router-contexts", type=int, default=100)
     parser.add_argument("--context-seed", type=int, default=1)
-    parser.add_argument("--blocks", type=int, default=32, help="held out, for the steps and the routers")
+    parser.add_argument("--blocks", type=int, default=32, help="held out, for the steps")
     parser.add_argument("--processes", type=int, default=2)
     arguments = parser.parse_args()
     if arguments.model != TARGET and "train" in arguments.parts:
@@ -82,10 +77,6 @@ def main() -> None:
         compare_tokens(arguments)
     if "steps" in arguments.parts:
         print_steps(arguments)
-    if "rates" in arguments.parts:
-        print_rates(arguments)
-    if "routers" in arguments.parts:
-        print_routers(arguments)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Every policy on the same contexts: tokens per pass, and how far the others are behind adaptive trees.
 
-    python -m scripts.papers.compare_policies --contexts 200 --json contexts.json --figure docs/policies.png
+    python -m scripts.papers.compare_policies --contexts 200 --figure docs/policies.png
     python -m scripts.papers.compare_policies --top-p 0.95 --temps 0.8
 
 Contexts are held-out modules of the standard library (those that the built-in pair was not fitted on;
@@ -15,7 +15,7 @@ one of the largest budget is all of them; `c2t` is given its most confident node
 the size.
 
 Contexts vary far more than policies do, so that a second column has the difference to adaptive trees at the same
-contexts. Intervals are 95 % bootstraps over contexts. --json writes the mean of every context, in their order.
+contexts. Intervals are 95 % bootstraps over contexts.
 
 Prints a table and one JSON line, the same for the same seed.
 """
@@ -427,7 +427,6 @@ def main() -> None:
     parser.add_argument("--top-k", type=int, default=0)
     parser.add_argument("--draft-temps", type=float, nargs="+", help="each policy with each [its own]")
     parser.add_argument("--only", nargs="+", help="policies whose name contains one of these")
-    parser.add_argument("--json", type=Path, help="file for the tokens a pass at every context")
     parser.add_argument("--figure", type=Path)
     arguments = parser.parse_args()
     with multiprocessing.get_context("spawn").Pool(arguments.processes) as pool:
@@ -439,9 +438,6 @@ def main() -> None:
     cells = {key: Cell(*map(list, zip(*sorted(entries), strict=True))) for key, entries in found.items()}  # type: ignore[arg-type]
     rows = summarise(cells)
     print_table(rows)
-    if arguments.json:
-        contents = {"seed": arguments.seed, "tokens": {key: cell.tokens for key, cell in cells.items()}}
-        arguments.json.write_text(json.dumps(contents) + "\n", encoding="utf-8")
     if arguments.figure:
         draw_figure(rows, arguments.figure)
     print(json.dumps({"rows": rows, "seed": arguments.seed}))

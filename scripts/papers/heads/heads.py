@@ -27,7 +27,6 @@ METHODS: Mapping[str, Options] = {
 ALIGNMENT_STEPS = (2, 4)  # CORAL, table 3; the methods have three
 HEADS: Mapping[str, Options] = {
     **METHODS,
-    "eagle-no-noise": ("--method", "eagle", "--feature-noise", 0),
     "csra-one-step": ("--method", "coral", "--multi-steps", 1),
     **{
         f"{name}-{steps}-steps": (*METHODS[name], "--multi-steps", steps)

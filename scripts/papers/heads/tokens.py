@@ -28,7 +28,7 @@ TREES = {
 # What the papers say is ahead of what: HASS of EAGLE, and CORAL of HASS's alignment.
 PAIRS = (
     ("hass", "eagle"), ("hass-alignment", "eagle"), ("hass", "hass-alignment"), ("coral", "hass-alignment"),
-    ("coral", "hass"), ("coral", "eagle"), ("eagle", "eagle-no-noise"),
+    ("coral", "hass"), ("coral", "eagle"),
     ("csra-one-step", "eagle"), ("coral-2-steps", "hass-alignment-2-steps"),
     ("coral-4-steps", "hass-alignment-4-steps"), ("coral-2-steps", "hass-alignment-4-steps"),
 )  # fmt: skip

@@ -42,7 +42,7 @@ def run_script(command: str, places: dict[str, str]) -> None:
 
 def of_heads(methods: str, parts: str) -> str:
     """The command that trains heads and prints some of what is asked of them."""
-    options = "--contexts {contexts} --router-contexts {contexts} --processes {processes}"
+    options = "--contexts {contexts} --processes {processes}"
     return f"papers.compare_heads {{out}}/heads --parts train,{parts} --methods {methods} {options}"
 
 
@@ -89,16 +89,6 @@ TABLES = (
         prints=f"{COMPARE_C2T} -m {shlex.quote(str(TARGET))} -md {HASS_HEAD} --classifiers {SHIPPED} {OF_SHARES}",
     ),
     FittedTable(
-        name="mcsd-labels",
-        source="Improving MCSD, section 3.3",
-        claim="decision models are fitted on what verification said, 0 or 1",
-        fits=(
-            ("{out}/stop-hidden.safetensors", f"{RECORDS} stop-hidden"),
-            ("{out}/stop-probabilities.safetensors", f"{RECORDS} stop-probabilities"),
-        ),
-        prints="papers.compare_labels {out}/records/stop-hidden {out}/records/stop-probabilities",
-    ),
-    FittedTable(
         name="coral-2",
         source="CORAL, table 2",
         claim="CORAL has more tokens accepted than HASS, and HASS than EAGLE",
@@ -111,12 +101,6 @@ TABLES = (
         prints=of_heads(
             "hass-alignment-2-steps,coral-2-steps,hass-alignment,coral,hass-alignment-4-steps,coral-4-steps", "accept"
         ),
-    ),
-    FittedTable(
-        name="coral-4",
-        source="CORAL, table 4",
-        claim="a router of 16 groups, two a node, is the fastest; more groups cost acceptance",
-        prints=of_heads("coral", "rates,routers") + " --seeds 0",
     ),
     FittedTable(
         name="coral-5",

@@ -83,13 +83,6 @@ def in_words(values: Sequence[float], digits: int = 2) -> str:
     return with_interval(every.mean(), resampled(every), digits=digits)
 
 
-def ratio_in_words(first: Tensor, second: Tensor) -> str:
-    """One mean over another, of the same contexts [contexts], and its 95 % interval, as 'ratio (low to high)'."""
-    both = torch.stack([first, second], -1).double()  # [contexts, 2]
-    ratio, drawn = (means[..., 0] / means[..., 1] for means in (both.mean(0), resampled(both)))
-    return with_interval(ratio, drawn)
-
-
 def resampled(every: Tensor) -> Tensor:
     """The means [bootstraps, ...] of contexts that are drawn anew from [contexts, ...], the same for all tables."""
     return resampled_means(every, torch.Generator().manual_seed(0))

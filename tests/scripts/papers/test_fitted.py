@@ -63,12 +63,13 @@ def test_classifiers_that_are_compared_are_among_those_that_are_fitted(
 
 
 def test_what_is_there_is_not_fitted_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first, second, printing = ran("mcsd-labels", tmp_path, monkeypatch)
-    (tmp_path / "stop-hidden.safetensors").touch()
-    assert ran("mcsd-labels", tmp_path, monkeypatch) == [second, printing]
-    (tmp_path / "stop-probabilities.safetensors").touch()
-    assert ran("mcsd-labels", tmp_path, monkeypatch) == [printing]
-    assert first[0] == second[0] == "scripts.make.demo_fits"
+    first, second, printing = ran("c2t-1", tmp_path, monkeypatch)
+    (tmp_path / "many-trees.json").touch()
+    assert ran("c2t-1", tmp_path, monkeypatch) == [second, printing]
+    (tmp_path / "variants").mkdir()
+    (tmp_path / "variants" / f"epochs-{fit_classifiers.EPOCHS}.json").touch()
+    assert ran("c2t-1", tmp_path, monkeypatch) == [printing]
+    assert first[0] == "scripts.make.demo_fits"
 
 
 def test_no_name_means_two_tables() -> None:

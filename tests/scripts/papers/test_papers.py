@@ -9,7 +9,6 @@ from edgespec.config import SamplingSettings
 from edgespec.grow.classifier import DEFAULT_FILE, default_classifier
 from edgespec.tree.settings import TreeSettings
 from scripts.papers.compare_c2t import CONFIDENCES, EAGLE2, c2t, compared, nodes_at, points_by_score
-from scripts.papers.compare_labels import drawn
 from scripts.papers.compare_policies import Bench
 from scripts.papers.fit_classifiers import blind_to
 from scripts.papers.run import MODULES, TABLES
@@ -114,13 +113,6 @@ def test_a_blind_classifier_does_not_read_the_feature() -> None:
     assert torch.equal(blind.confidence(**asked), blind.confidence(**other))
     assert not torch.equal(classifier.confidence(**asked), classifier.confidence(**other))
     assert not torch.equal(blind.confidence(**asked), blind.confidence(**{**asked, "depth": 5}))
-
-
-def test_drawn_labels_are_0_or_1_as_often_as_the_chance_says() -> None:
-    chance = torch.tensor([0.0, 0.25, 1.0]).repeat(4000)
-    labels = drawn({"acceptance": chance}, 0)["acceptance"].view(-1, 3)
-    assert set(labels.flatten().tolist()) == {0.0, 1.0}
-    assert labels.mean(0).tolist() == pytest.approx([0.0, 0.25, 1.0], abs=0.03)
 
 
 def test_chains_are_compared_at_the_lengths_that_fixed_ones_have() -> None:
