@@ -76,11 +76,13 @@ class BlockDrafter(LanguageModelDrafter):
         """Return the rows of the features of the next `count` pending tokens, for a pass."""
         self.cache.truncate()
         first, end = len(self.cache.ids), len(self.cache.ids) + count
+        positions = torch.arange(first, end, device=self.model.device)
         return PassRows(
             cache=self.cache,
             ids=self._known(self._true(on_device(self._pending[:count], self.model.device))),
-            positions=torch.arange(first, end, device=self.model.device),
+            positions=positions,
             previous=self._target.features_before(first + 1, end + 1),  # each token's own
+            seen=self._seen_rows(positions),
         )
 
     def block_rows(self, root: Tensor) -> PassRows:
@@ -88,11 +90,13 @@ class BlockDrafter(LanguageModelDrafter):
         self.cache.commit_next(self._known_ids(self._pending))
         self._pending = []
         size, start = self._block.size, len(self.cache.ids)
+        positions = torch.arange(start, start + size, device=root.device)
         return PassRows(
             cache=self.cache,
             ids=torch.cat([self._known(root), root.new_full((size - 1,), self._block.mask_token)]),
-            positions=torch.arange(start, start + size, device=root.device),
+            positions=positions,
             visible=torch.ones(size, size, dtype=torch.bool, device=root.device),  # causal layers hide more
+            seen=self._seen_rows(positions),
         )
 
     def took_block(self, hidden: Tensor) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, PretrainedConfig, Qwen3Config
 
+from edgespec.draft.axes_rotation import check_axes, with_known_rotation
 from edgespec.draft.draft_kind import NAMES, DraftKind, Name
 from edgespec.draft.markov import MARKOV_TENSORS, MarkovFacts, read_markov
 from edgespec.draft.published import HARMLESS_TENSORS, PublishedDraft, notes_of_unknown, stated_verifier
@@ -201,7 +202,7 @@ def _layers_config(fields: Mapping[str, Any], inner: Mapping[str, Any], drafter:
     kinds = fields.get("layer_types")
     try:
         config: PretrainedConfig = AutoConfig.for_model(
-            "qwen3", **{name: value for name, value in fields.items() if name in known}
+            "qwen3", **{name: value for name, value in with_known_rotation(fields).items() if name in known}
         )
         kinds = ["full_attention"] * config.num_hidden_layers if kinds is None else list(kinds)
     except Exception as error:  # transformers raises many kinds for a field that is wrong
@@ -216,6 +217,7 @@ def _layers_config(fields: Mapping[str, Any], inner: Mapping[str, Any], drafter:
     (window, *others) = windows or {None}
     if others or (slides and (type(window) is not int or window < 1)):
         raise drafter.wrong(f"states the windows {sorted(map(str, windows))} for its sliding layers, and needs one")
+    check_axes(config, drafter)
     config.layer_types, config.sliding_window, config.use_sliding_window = kinds, window, slides
     config.tie_word_embeddings = False
     return config

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
+from edgespec.draft.axes_rotation import rotate_by_axes
 from edgespec.draft.calls import DraftCalls
 from edgespec.draft.dflash import DFlashFacts
 from edgespec.draft.known_tokens_head import KnownTokensHead
@@ -147,6 +148,7 @@ def own_parts(facts: DFlashFacts, layers: tuple[int, ...]) -> OwnParts:
             if facts.selector is not None:
                 sizes = {"hidden_size": config.hidden_size, "vocab_size": facts.vocab_size}
                 model.selector = CandidateSelector(facts.selector, **sizes).to(model.dtype)
+        rotate_by_axes(decoder)
         model.block = block  # type: ignore[assignment]
         model.requires_grad_(False)
 

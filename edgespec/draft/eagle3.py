@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig
 
+from edgespec.draft.axes_rotation import check_axes, with_known_rotation
 from edgespec.draft.draft_kind import DraftKind
 from edgespec.draft.published import HARMLESS_TENSORS, PublishedDraft, notes_of_unknown, stated_verifier
 from edgespec.errors import EdgespecError
@@ -188,7 +189,7 @@ def _layer_config(fields: object, named: str) -> PretrainedConfig:
     known -= {"architectures", "model_type", "dtype", "transformers_version", "quantization_config"}
     try:
         config: PretrainedConfig = AutoConfig.for_model(
-            family, **{name: value for name, value in fields.items() if name in known}
+            family, **{name: value for name, value in with_known_rotation(fields).items() if name in known}
         )
     except Exception as error:  # transformers raises many kinds for a field that is wrong
         raise eagle3_head(named).wrong(f"has a config that transformers cannot use ({error})") from error
@@ -197,6 +198,7 @@ def _layer_config(fields: object, named: str) -> PretrainedConfig:
     windows = fields.get("sliding_window") if fields.get("use_sliding_window", family == "llama") else None
     if windows is not None or set(getattr(config, "layer_types", None) or ["full_attention"]) != {"full_attention"}:
         raise eagle3_head(named).wrong("has a layer that sees a window of the text, which is not read")
+    check_axes(config, eagle3_head(named))
     config.tie_word_embeddings = False
     return config
 

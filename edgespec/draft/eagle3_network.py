@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
+from edgespec.draft.axes_rotation import rotate_by_axes
 from edgespec.draft.eagle3 import Eagle3Facts
 from edgespec.draft.known_tokens_head import KnownTokensHead
 from edgespec.draft.own_parts import OwnParts
@@ -97,6 +98,7 @@ def own_parts(facts: Eagle3Facts, layers: tuple[int, ...]) -> OwnParts:
             model.lm_head = KnownTokensHead(facts, config, norm).to(dtype)
         if not facts.norm_output:
             decoder.norm = nn.Identity()
+        rotate_by_axes(decoder)
         model.hides_first_row = True  # type: ignore[assignment]
         model.requires_grad_(False)
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from edgespec.config import DraftSampling
 from edgespec.draft import Path
 from edgespec.draft.assistant import AssistantDrafter
+from edgespec.draft.axes_rotation import has_axes
 from edgespec.draft.block import BlockDrafter, MarkovBlockDrafter, SelectorBlockDrafter
 from edgespec.draft.head_router import HeadRouter, routed_log_probs
 from edgespec.draft.language_model import LanguageModelDrafter, refuse_not_finite
@@ -98,13 +99,13 @@ def open_drafter(
     """Return a drafter of any kind of draft for the text of `target`, which draws by `sampling`.
 
     A copy of the target, and what reads the target's states, read rows of pictures as the target does; others leave
-    these rows out.
+    these rows out. Words are embedded by a head's own table.
     """
     drafter = _open_drafter(draft, target, sampling=sampling, cache=cache)
     drafter.sees = is_copy or type(drafter) is not LanguageModelDrafter
     seen = target.seen
     if seen is not None and not is_copy:
-        seen = seen.of_head(has_axes="mrope_section" in (getattr(draft.config, "rope_parameters", None) or {}))
+        seen = seen.of_head(draft.config.hidden_size, has_axes=has_axes(draft.config))
     drafter.seen = seen
     return drafter
 

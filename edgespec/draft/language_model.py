@@ -20,6 +20,7 @@ from edgespec.model.causal_model import CausalModel
 from edgespec.model.pass_rows import PassRows, next_rows
 from edgespec.model.row_chunks import row_chunks
 from edgespec.model.seen_prompt import SeenPrompt
+from edgespec.model.seen_rows import SeenRows
 from edgespec.model.text_cache import TextCache, num_in_place
 from edgespec.sampling.distribution import to_draft_probs
 from edgespec.to_device import on_device
@@ -192,6 +193,11 @@ class LanguageModelDrafter:
         return next_rows(
             self.cache, self._known(self._true(ids)), previous=previous, seen=self.seen if self.sees else None
         )
+
+    def _seen_rows(self, positions: Tensor) -> SeenRows | None:
+        """Return what the next rows of the text, at these positions [n], carry."""
+        is_read = self.sees and self.seen is not None
+        return self.seen.rows(positions, first=len(self.cache.ids)) if is_read else None
 
     def _true(self, ids: Tensor) -> Tensor:
         """Return the ids [n] of the next rows of the text, in which placeholders stand for keys of pictures."""

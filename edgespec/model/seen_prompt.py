@@ -64,12 +64,13 @@ class SeenPrompt:
     keys: list[int]  # [n] by which its rows are kept
     ids: list[int]  # [n] true ones
     runs: list[tuple[int, int, str]]  # of placeholders, [first, end)
-    embedded: Tensor  # [n, h]
+    embedded: Tensor | None  # [n, h]; None: a head of another width embeds them
     rotated: Tensor | None = None  # [axes, n] positions; None: those of the rows
     shift: int = 0  # of the positions of all rows behind the prompt
     deepstacked: Tensor | None = None  # [n] bool
     deepstack: tuple[Tensor, ...] = ()  # [k, h] of each of the first layers, for these k rows
     per_layer: Tensor | None = None  # [n, layers, d]
+    are_words: Tensor | None = None  # [n] bool, rows that a head embeds by its own table
     blocks: Tensor | None = None  # [n] on the host
     blocks_only_in_windows: bool = False
     _blocks_on_host: list[int] = field(init=False, default_factory=list)  # the same blocks
@@ -102,10 +103,19 @@ class SeenPrompt:
         behind = [[-1 - number, *part] for number, part in enumerate(others)]
         return [*first, *(token for part in behind for token in part)]
 
-    def of_head(self, *, has_axes: bool) -> SeenPrompt:
-        """Return what a draft of one layer gets of it, which may rotate by several axes."""
-        rotated = self.rotated if has_axes else None
-        return replace(self, rotated=rotated, deepstacked=None, deepstack=(), per_layer=None, blocks=None)
+    def of_head(self, width: int, *, has_axes: bool) -> SeenPrompt:
+        """Return what a draft gets of it that reads the target's states; it may rotate by several axes.
+
+        Rows of pictures are the target's, where the draft is as wide; words are the draft's own.
+        """
+        assert self.embedded is not None
+        are_words = torch.ones(self.num_rows, dtype=torch.bool, device=self.embedded.device)
+        for first, end, _ in self.runs:
+            are_words[first:end] = False
+        return replace(
+            self, embedded=self.embedded if self.embedded.shape[1] == width else None, are_words=are_words,
+            rotated=self.rotated if has_axes else None, deepstacked=None, deepstack=(), per_layer=None, blocks=None,
+        )  # fmt: skip
 
     def is_within_block(self, row: int) -> bool:
         """Return whether a cut before this row parts rows that see each other."""
@@ -139,7 +149,8 @@ class SeenPrompt:
             num_behind = positions.shape[0] - (end - first)
             blocks = torch.cat([self.blocks[first:end], self.blocks.new_full((num_behind,), NO_BLOCK)])
         return SeenRows(
-            embedded=self.embedded[first:end],
+            embedded=None if self.embedded is None else self.embedded[first:end],
+            are_words=None if self.are_words is None else self.are_words[first:end],
             rotated=rotated,
             deepstacked=deepstacked,
             deepstack=deepstack,

@@ -27,6 +27,7 @@ class SeenRows:
     """What the rows of a text carry in a pass; a text's first m rows are those of its prompt."""
 
     embedded: Tensor | None = None  # [m, h]; None: no row is embedded
+    are_words: Tensor | None = None  # [m] bool, of these rows the ones whose ids are embedded all the same
     rotated: Tensor | None = None  # [axes, n] positions by which rows rotate; None: their own
     deepstacked: Tensor | None = None  # [m] bool, rows to which layers add features
     deepstack: tuple[Tensor, ...] = ()  # those features [k, h], of each of the first layers
@@ -55,11 +56,18 @@ def position_ids(parts: Sequence[PassRows]) -> Tensor:
 def embedded_rows(part: PassRows, table: nn.Module) -> Tensor:
     """Return a text's rows as they enter a decoder: [n, h]."""
     own = None if part.seen is None else part.seen.embedded
-    if own is not None and own.shape[0] == part.count:
+    are_words = None if part.seen is None else part.seen.are_words
+    num_own = 0 if own is None or are_words is not None else own.shape[0]
+    if own is not None and num_own == part.count:
         return own
-    ids = part.ids if own is None else part.ids[own.shape[0] :]
+    ids = part.ids[num_own:]
     found: Tensor = adapted([(part.cache.adapters, ids.shape[0])], lambda: table(ids))
-    return found if own is None else torch.cat([own, found])
+    if own is None:
+        return found
+    if are_words is not None:
+        words, found = found.split([own.shape[0], part.count - own.shape[0]])
+        own = torch.where(are_words[:, None], words, own)
+    return torch.cat([own, found])
 
 
 def decoder_inputs(parts: Sequence[PassRows], decoder: Any, table: nn.Module) -> dict[str, Any]:

@@ -145,7 +145,12 @@ def gemma3() -> Family:
 
 
 def gemma4() -> Family:
-    return _gemma4({"hidden_size_per_layer_input": 0, "use_bidirectional_attention": "vision"})
+    return gemma4_of()
+
+
+def gemma4_of(**text: Any) -> Family:
+    """A Gemma 4 of other sizes."""
+    return _gemma4({"hidden_size_per_layer_input": 0, "use_bidirectional_attention": "vision", **text})
 
 
 def gemma4_e() -> Family:
