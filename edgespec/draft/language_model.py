@@ -196,8 +196,9 @@ class LanguageModelDrafter:
 
     def _seen_rows(self, positions: Tensor) -> SeenRows | None:
         """Return what the next rows of the text, at these positions [n], carry."""
-        is_read = self.sees and self.seen is not None
-        return self.seen.rows(positions, first=len(self.cache.ids)) if is_read else None
+        if self.seen is None or not self.sees:
+            return None
+        return self.seen.rows(positions, first=len(self.cache.ids))
 
     def _true(self, ids: Tensor) -> Tensor:
         """Return the ids [n] of the next rows of the text, in which placeholders stand for keys of pictures."""

@@ -5,11 +5,12 @@
 
 Tiny random models of each family with its own processor, in float32. Prompts have one or three pictures, before and
 behind words and in the middle of a conversation. Texts are decoded plainly, through trees with looked up text, with the
-target's own copy, and with a layer of its own that predicts several tokens where the family has one; resident and
-streamed; alone, and four at a time beside texts of words. At temperature 0 they are compared with `generate`, at 0.8
-with plain decoding. Then another picture stands under the same words, and the same one under others, for each kind of
-rows that are kept. Exits 1 where a text differs, but for two tokens
-that rounding decides between, or where rows of another picture are found.
+target's own copy, with random heads of two published forms, and with a layer of its own that predicts several tokens
+where the family has one; resident and streamed; alone, and four at a time beside texts of words. At temperature 0 they
+are compared with `generate`, at 0.8 with plain decoding: alone where they are resident, and in company where they are
+streamed. Then another picture stands under the same words, and the same
+one under others, for each kind of rows that are kept. Exits 1 where a text differs, but for two tokens that rounding
+decides between, or where rows of another picture are found.
 """
 
 import argparse
@@ -29,6 +30,9 @@ from edgespec.model.sight import Sight
 from edgespec.prefix_cache.prompt_cache import PromptCache
 from edgespec.prefix_cache.slots import Slots
 from edgespec.text.request import TextOptions
+from edgespec.text.results import GenerationResult
+from edgespec.train.eagle3_head import default_aux_layers, new_eagle3
+from scripts.papers.published.blocks import new_drafter, write_drafter
 from scripts.situations import exit_with
 from tests.support.tiny_pictures import NEW, SEEING, Family, add_predicting_layer, generated, seeing_prompt
 
@@ -38,8 +42,10 @@ FORMS = (
 )  # fmt: skip
 WAYS: dict[str, tuple[str | None, str | None]] = {
     "plain": (None, "none"), "trees and lookup": (None, None), "the target's copy": ("self", "opt-tree"),
+    "an EAGLE-3 head": ("eagle3", "opt-tree"), "a DFlash drafter": ("dflash", "opt-tree"),
     "the target's own layer": (MTP, "opt-tree"),
 }  # fmt: skip
+HEADS = ("eagle3", "dflash")
 WITH_LAYER = "qwen3_5"  # the family whose files may have a layer that predicts several tokens
 KINDS = ("memory", "slots", "prompt cache")
 GREEDY: TextOptions = {"max_new_tokens": NEW, "temperature": 0.0, "eos_token_id": []}
@@ -69,13 +75,23 @@ def placeholders_of(config: PretrainedConfig) -> list[int]:
 @contextmanager
 def opened(folder: Path, way: str, resident: int | None) -> Iterator[Engine]:
     """Open an engine that decodes in this way."""
-    draft, policy = WAYS[way]
+    named, policy = WAYS[way]
+    draft = folder.with_name(named) if named in HEADS else named
     tree = None if policy is None else TreeSettings(policy=policy)
     with Engine.from_pretrained(
         folder, draft=draft, device="cpu", dtype="float32", context_tokens=1024, parallel=COMPANY + 2, tree=tree,
-        limits=MemoryLimits(max_resident_layers=resident),
+        limits=MemoryLimits(max_resident_layers=resident), draft_check=False, self_check=way == "plain",
     ) as engine:  # fmt: skip
         yield engine
+
+
+def write_heads(folder: Path, family: Family) -> None:
+    """Write random heads of the family's model beside its folder."""
+    tokens = torch.arange(int(family.model.config.get_text_config().vocab_size))
+    head = new_eagle3(family.model, default_aux_layers(family.model.config), tokens, named="the head", seed=1)
+    head.save(folder.with_name("eagle3"))
+    drafter = new_drafter(family.model, "dflash", candidates=0, seed=1)
+    write_drafter(folder.with_name("dflash"), drafter)
 
 
 def sight_of(engine: Engine) -> Sight:
@@ -108,12 +124,17 @@ def say_difference(family: Family, prompt: PicturePrompt, truth: Sequence[int], 
     return gap < NEAR_TIE
 
 
+def tokens_of(text: GenerationResult | Exception) -> list[int]:
+    """Return the tokens of a text of several; none of one that failed."""
+    return [] if isinstance(text, Exception) else list(text.token_ids)
+
+
 def count_equal(name: str, folder: Path, family: Family, count: int) -> int:
     """Print how many texts are equal in each way, and return how many are not."""
     prompts = prompts_of(family, count)
     truths = [generated(family, prompt) for prompt in prompts]
     words = list(range(40, 52))
-    drawn: list[tuple[int, ...]] | None = None
+    drawn: list[list[int]] | None = None
     different = 0
     for way in WAYS if name == WITH_LAYER else list(WAYS)[:-1]:
         for resident in (None, 0):
@@ -124,9 +145,12 @@ def count_equal(name: str, folder: Path, family: Family, count: int) -> int:
                 requests = [engine.request(prompt, **GREEDY) for prompt in prompts]
                 mixed = [text for request in requests for text in (request, engine.request(words, **GREEDY))]
                 found = dict(engine.generate_many(mixed))
-                texts = [found[2 * number] for number in range(count)]
-                company = [[] if isinstance(text, Exception) else list(text.token_ids) for text in texts]
-                sampled = [engine.generate(prompt, **DRAWN).token_ids for prompt in prompts]
+                company = [tokens_of(found[2 * number]) for number in range(count)]
+                if resident is None:
+                    sampled = [list(engine.generate(prompt, **DRAWN).token_ids) for prompt in prompts]
+                else:
+                    found = dict(engine.generate_many([engine.request(prompt, **DRAWN) for prompt in prompts]))
+                    sampled = [tokens_of(found[number]) for number in range(count)]
                 drawn = sampled if drawn is None else drawn
                 numbers = [
                     sum(ours == theirs for ours, theirs in zip(texts_of, expected, strict=True))
@@ -210,6 +234,7 @@ def main() -> int:
             family.processor.tokenizer.save_pretrained(folder)
             if name == WITH_LAYER:
                 add_predicting_layer(folder, family)
+            write_heads(folder, family)
             wrong += count_equal(name, folder, family, arguments.num_prompts)
             wrong += sum(count_kept(name, folder, family, kind) for kind in KINDS)
     print(f"{wrong} differences")

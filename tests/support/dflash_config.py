@@ -22,7 +22,8 @@ def config_of(target: PretrainedConfig, aux_layers: Sequence[int], kind: Kind, *
     return {
         "architectures": ["DFlash2DraftModel" if kind == "dflash2" else "DFlashDraftModel"], "model_type": "qwen3",
         **{name: getattr(target, name) for name in names},
-        "rope_theta": target.rope_parameters["rope_theta"], "num_hidden_layers": LAYERS, "attention_bias": False,
+        "rope_theta": target.rope_parameters.get("rope_theta", 10_000.0), "num_hidden_layers": LAYERS,
+        "attention_bias": False,
         "num_target_layers": target.num_hidden_layers, "tie_word_embeddings": False,
         "layer_types": ["full_attention"] * LAYERS, "hidden_act": "silu", "torch_dtype": "float32",
         "dflash_config": {

@@ -2,11 +2,13 @@
 
 import datetime
 import re
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from edgespec.chat.picture_parts import sources_of, with_sources
+from edgespec.chat.picture_prompt import picture_reader
 from edgespec.cli.chat.answers import answer, give_result, session_report
 from edgespec.cli.chat.parse import closest, first_line
 from edgespec.cli.chat.recent import use_file
@@ -28,6 +30,7 @@ from edgespec.cli.options.model import ModelOptions
 from edgespec.cli.prompts.read import read_text
 from edgespec.cli.prompts.report import template_notes
 from edgespec.errors import EdgespecError
+from edgespec.pair.pair import ModelPair
 from edgespec.user_paths import expanded, require_place, sessions_folder
 
 PICTURE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".gif")
@@ -212,6 +215,29 @@ def _image(chat: Chat, argument: str) -> None:
     count = chat.conversation.check_room(chat.with_attachments(""), images=[*chat.pictures, path]) - before
     chat.attachments.append(Attachment(path=path, is_picture=True))
     chat.screen.say(f"{path}: the next message has {counted(count, 'token')} so far (Enter alone sends it)")
+
+
+def attached_pictures(pair: ModelPair, images: Sequence[str], *, is_raw: bool) -> list[Attachment]:
+    """Return the pictures of a command line, each of which was read once.
+
+    Raises EdgespecError, also where the pair's target does not see, or has no template to place them.
+    """
+    if not images:
+        return []
+    picture_reader(pair.target, pair.tokenizer.name_or_path)
+    if is_raw or not pair.tokenizer.chat_template:
+        raise EdgespecError(
+            "E_CHAT_TEMPLATE", "--image needs a chat template, which places the picture.",
+            "Leave --raw out, or give --chat-template FILE; edgespec generate --raw --image takes a placeholder.",
+        )  # fmt: skip
+    parts = [{"type": "image", "image": str(expanded(image))} for image in images]
+    attachments = []
+    for source in sources_of(with_sources([{"role": "user", "content": parts}], folder=Path())):
+        source.read()
+        if not isinstance(source.given, Path):
+            raise EdgespecError("E_PICTURE", f"{source.where} is an address with data.", "Write --image FILE.")
+        attachments.append(Attachment(path=source.given.absolute(), is_picture=True))
+    return attachments
 
 
 def attach_pasted(chat: Chat, text: str) -> str:

@@ -48,7 +48,7 @@ SECTIONS = {
         "ctx_size", "max_gpu_mem",
     ),
     "Chat": (
-        "resume", "save", "system_file", "tools", "raw", "chat_template", "template_arg",
+        "images", "resume", "save", "system_file", "tools", "raw", "chat_template", "template_arg",
         "reasoning_budget", "reasoning_budget_message", "history", "stats", "color",
     ),
     **LAST,
@@ -61,6 +61,7 @@ LENGTH_HELP = (
     "Limit each answer to so many tokens; -1: to the context's end. [default: -1; without a chat template 256]"
 )
 PROMPT_HELP = "Send this first; a pipe's text follows in it."
+IMAGE_HELP = "Show this picture with the first message, before its text; repeatable."
 TOOLS_HELP = "Let the model call the tools of this file, OpenAI's list in JSON; you type their results."
 RESUME_HELP = "Continue the last chat: its messages, its settings, and its models where no other are named."
 SAVE_HELP = "Keep the chat after each answer, for --resume; the last 20 stay. [default: yes]"
@@ -73,6 +74,7 @@ class ChatOptions(DrawingOptions):
 
     prompt_text: str | None = option("-p", "--prompt", metavar="TEXT", help=PROMPT_HELP)
     single_turn: bool = option("-st", "--single-turn", is_flag=True, help="Leave after one answer, as in a pipe.")
+    images: tuple[str, ...] = option("--image", multiple=True, metavar="FILE", help=IMAGE_HELP)
     resume: bool = option("--resume", is_flag=True, help=RESUME_HELP)
     system: str | None = option("--system", "--system-prompt", "-sys", help="Use this system message.")
     system_file: str | None = option("--system-file", metavar="FILE", help=SYSTEM_FILE_HELP)
@@ -150,19 +152,21 @@ def command(*, options: ChatOptions, engine_options: EngineOptionsWithTarget, co
     with silent_keys() as keys:
         import_engine(console, tidy=keys.restore)
         with leaving_at_once(keys.restore):
-            from edgespec.cli.chat.actions import open_session
+            from edgespec.cli.chat.actions import attached_pictures, open_session
             from edgespec.cli.chat.loop import converse, single_turn
         with leaving_tidily():
             with console.status("reading headers"):
                 pair = open_pair_for(console, engine_options)
                 temperature = options.sampling_of(pair).temperature
                 pair = decided(pair, engine_options, temperature=temperature)
+                attachments = attached_pictures(pair, options.images, is_raw=options.raw)
                 cache = open_prompt_cache(
                     engine_options.prompt_cache, pair, machine.run_config(pair, context_tokens=CONTEXTS[-1])
                 )
             engine = open_longest(console, pair, engine_options, temperature=temperature)
         with engine:
             chat = _open_chat(console, engine, options, keys, is_single=is_single)
+            chat.attachments.extend(attachments)
             use_prompt_cache(console, engine, cache, [chat.conversation.first_ids(word) for word in ("a", "b")])
             if is_single:
                 return single_turn(chat, first or "")

@@ -154,7 +154,7 @@ class Drafter:
 
 def new_drafter(target: PreTrainedModel, kind: Kind, *, candidates: int, seed: int) -> Drafter:
     """A drafter with fresh weights; its convolutions change nothing at first."""
-    of_target = target.config
+    of_target = target.config.get_text_config(decoder=True)
     inner = {"selector_top_k": candidates} if kind == "dflash2" else {}
     config = config_of(of_target, default_aux_layers(of_target), kind, **inner)
     facts, layers = read_dflash(config, {}, DraftKind(name=kind), named="the drafter")

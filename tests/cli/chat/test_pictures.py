@@ -14,6 +14,7 @@ from edgespec.cli.chat.screen import Screen
 from edgespec.cli.chat.state import Chat
 from edgespec.cli.console import Console
 from edgespec.errors import EdgespecError
+from tests.cli.conftest import RunCli
 from tests.support.picture_files import data_address, saved
 from tests.support.seeing_model import CAT, DOG, MADE, PLACE, SeeingModel, engine_of, seeing_model
 
@@ -42,6 +43,41 @@ def chat(engine: Engine, tmp_path: Path) -> Chat:
 def last(chat: Chat) -> str:
     assert chat.conversation.last is not None
     return chat.conversation.last.text
+
+
+def test_the_command_line_shows_a_picture_with_the_first_message(
+    run_cli: RunCli, seeing: SeeingModel, tmp_path: Path
+) -> None:
+    (tmp_path / "cat.png").write_bytes(saved(CAT))
+    options = [str(seeing.folder), "--temp", "0", "-n", str(MADE), "-c", "256", "--dtype", "float32", "--no-self-check"]
+    image, truth = ["--image", str(tmp_path / "cat.png")], seeing.said(f"[user]{PLACE}What is this?\n[assistant]", CAT)
+    for given, stdin in ((["-p", "What is this?"], ""), ([], "What is this?\n")):
+        found = run_cli([*options, *given, *image], stdin=stdin, command="chat")
+        assert found.out.rstrip("\n") == truth.rstrip("\n"), found.err
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--image", "nowhere.png"], "there is no file"),
+        (["--image", "words.png"], "picture 1"),
+        (["--image", "https://a.example/cat.png"], "nothing is ever fetched"),
+        (["--raw", "--image", "cat.png"], "--image needs a chat template"),
+        (["--image", "cat.png"] * 17, "17 pictures"),
+    ],
+)
+def test_a_picture_of_the_command_line_that_cannot_be_is_refused_before_weights_are_read(
+    given: list[str], said: str, run_cli: RunCli, seeing: SeeingModel, no_weights_read: None
+) -> None:
+    found = run_cli([str(seeing.folder), "-p", "What?", *given], files={"words.png": "words"}, command="chat")
+    assert found.code
+    assert not found.out
+    assert said in found.err
+
+
+def test_a_model_that_does_not_see_refuses_a_picture_of_the_command_line(run_cli: RunCli) -> None:
+    found = run_cli(["-p", "What?", "--image", "cat.png"], command="chat")
+    assert "does not see: it has no tower for pictures" in found.err
 
 
 def test_a_picture_goes_before_the_next_message_and_stays(chat: Chat, seeing: SeeingModel, tmp_path: Path) -> None:
