@@ -1,7 +1,7 @@
 """Which tests README's command leaves to `pytest -m ""`: by what a test uses, has taken, and is parametrised with.
 
 `process`: it starts programs, or opens a terminal. `law`: it compares frequencies of draws with a distribution.
-`slow`: a case of it takes more than 0.3 s (`slow_tests.txt`, by `python -m scripts.make.slow_tests`).
+`slow`: most of its cases take more than 0.3 s, or this one (`slow_tests.txt`, by `python -m scripts.make.slow_tests`).
 `grid`: it is a further case of a product, or of an axis that multiplies. A test without any of these is in the default.
 """
 
@@ -35,16 +35,17 @@ FIRST_ROOMS = (
 
 def mark(items: Sequence[pytest.Item]) -> None:
     """Give the tests the marks by which the default set is chosen."""
-    slow = frozenset(SLOW_TESTS.read_text(encoding="utf-8").split())
+    slow = frozenset(SLOW_TESTS.read_text(encoding="utf-8").splitlines())
     by_function: dict[str, list[pytest.Function]] = {}
     for item in items:
         if isinstance(item, pytest.Function):
             by_function.setdefault(function_of(item), []).append(item)
     for function, cases in by_function.items():
         names = names_used(cases[0])
-        marks = {"process": bool(names & PROCESS), "law": bool(names & LAWS), "slow": function in slow}
+        marks = {"process": bool(names & PROCESS), "law": bool(names & LAWS)}
         for case, is_kept in zip(cases, are_representative([values_of(case) for case in cases]), strict=True):
-            for word, applies in {**marks, "grid": not is_kept}.items():
+            is_slow = function in slow or case.nodeid in slow
+            for word, applies in {**marks, "slow": is_slow, "grid": not is_kept}.items():
                 if applies:
                     case.add_marker(word)
 
