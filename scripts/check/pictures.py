@@ -7,16 +7,16 @@ Tiny random models of each family with its own processor, in float32. Prompts ha
 behind words and in the middle of a conversation. Texts are decoded plainly, through trees with looked up text, with the
 target's own copy, with random heads of two published forms, and with a layer of its own that predicts several tokens
 where the family has one; resident and streamed; alone, and four at a time beside texts of words. At temperature 0 they
-are compared with `generate`, at 0.8 with plain decoding: alone where they are resident, and in company where they are
-streamed. Then another picture stands under the same words, and the same
-one under others, for each kind of rows that are kept. Exits 1 where a text differs, but for two tokens that rounding
-decides between, or where rows of another picture are found.
+are compared with `generate`, at 0.8, in company, with plain decoding alone. Then another picture stands under the same
+words, and the same one under others, for each kind of rows that are kept. Exits 1 where a text differs, but for two
+tokens that rounding decides between, or where rows of another picture are found.
 """
 
 import argparse
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -48,10 +48,20 @@ WAYS: dict[str, tuple[str | None, str | None]] = {
 HEADS = ("eagle3", "dflash")
 WITH_LAYER = "qwen3_5"  # the family whose files may have a layer that predicts several tokens
 KINDS = ("memory", "slots", "prompt cache")
-GREEDY: TextOptions = {"max_new_tokens": NEW, "temperature": 0.0, "eos_token_id": []}
-DRAWN: TextOptions = {"max_new_tokens": NEW, "temperature": 0.8, "seed": 11, "eos_token_id": []}
 COMPANY = 4
 NEAR_TIE = 2e-6  # of the largest logit: rows in other company round so in float32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """How much is compared."""
+
+    num_prompts: int
+    num_tokens: int  # of each text
+
+    def options(self, temperature: float) -> TextOptions:
+        """Return how a text is drawn."""
+        return {"max_new_tokens": self.num_tokens, "temperature": temperature, "seed": 11, "eos_token_id": []}
 
 
 def prompts_of(family: Family, count: int) -> list[PicturePrompt]:
@@ -129,29 +139,28 @@ def tokens_of(text: GenerationResult | Exception) -> list[int]:
     return [] if isinstance(text, Exception) else list(text.token_ids)
 
 
-def count_equal(name: str, folder: Path, family: Family, count: int) -> int:
+def count_equal(name: str, folder: Path, family: Family, asked: Asked) -> int:
     """Print how many texts are equal in each way, and return how many are not."""
+    count, greedy, drawn_by = asked.num_prompts, asked.options(0.0), asked.options(0.8)
     prompts = prompts_of(family, count)
-    truths = [generated(family, prompt) for prompt in prompts]
+    truths = [generated(family, prompt, count=asked.num_tokens) for prompt in prompts]
     words = list(range(40, 52))
     drawn: list[list[int]] | None = None
     different = 0
     for way in WAYS if name == WITH_LAYER else list(WAYS)[:-1]:
         for resident in (None, 0):
             with opened(folder, way, resident) as engine:
-                results = [engine.generate(prompt, **GREEDY) for prompt in prompts]
+                results = [engine.generate(prompt, **greedy) for prompt in prompts]
                 alone = [list(result.token_ids) for result in results]
                 rate = sum(result.tokens_per_pass for result in results) / count
-                requests = [engine.request(prompt, **GREEDY) for prompt in prompts]
-                mixed = [text for request in requests for text in (request, engine.request(words, **GREEDY))]
+                requests = [engine.request(prompt, **greedy) for prompt in prompts]
+                mixed = [text for request in requests for text in (request, engine.request(words, **greedy))]
                 found = dict(engine.generate_many(mixed))
                 company = [tokens_of(found[2 * number]) for number in range(count)]
-                if resident is None:
-                    sampled = [list(engine.generate(prompt, **DRAWN).token_ids) for prompt in prompts]
-                else:
-                    found = dict(engine.generate_many([engine.request(prompt, **DRAWN) for prompt in prompts]))
-                    sampled = [tokens_of(found[number]) for number in range(count)]
-                drawn = sampled if drawn is None else drawn
+                if drawn is None:
+                    drawn = [list(engine.generate(prompt, **drawn_by).token_ids) for prompt in prompts]
+                found = dict(engine.generate_many([engine.request(prompt, **drawn_by) for prompt in prompts]))
+                sampled = [tokens_of(found[number]) for number in range(count)]
                 numbers = [
                     sum(ours == theirs for ours, theirs in zip(texts_of, expected, strict=True))
                     for texts_of, expected in ((alone, truths), (company, truths), (sampled, drawn))
@@ -175,36 +184,36 @@ def use_files(engine: Engine, kind: str, folder: Path, prompt: PicturePrompt) ->
         engine.prefix_cache.slots = Slots(folder, engine.pair, engine.run_config)
     elif kind == "prompt cache":
         cache = PromptCache(folder.with_suffix(".safetensors"), engine.pair, engine.run_config)
-        cache.keep_beginning([engine.request(prompt, **GREEDY).keys])
+        cache.keep_beginning([engine.request(prompt, max_new_tokens=1).keys])
         engine.prefix_cache.prompt_cache = cache
 
 
-def count_kept(name: str, folder: Path, family: Family, kind: str) -> int:
+def count_kept(name: str, folder: Path, family: Family, kind: str, asked: Asked) -> int:
     """Print what a further question finds of these rows, and return 1 where it is another picture's, or a text wrong.
 
     Families with states have no prompt cache.
     """
     one, other = (seeing_prompt(family, seeds) for seeds in ((1, 2), (3, 2)))
     more = seeing_prompt(family, (1, 2), words=f"{family.prompt} And why?")
-    truth, truth_of_more = generated(family, other), generated(family, more)
-    files = folder.parent / f"{name}-{kind.replace(' ', '-')}"
+    truth, truth_of_more = (generated(family, of, count=asked.num_tokens) for of in (other, more))
+    greedy, files = asked.options(0.0), folder.parent / f"{name}-{kind.replace(' ', '-')}"
     with opened(folder, "trees and lookup", None) as engine:
         try:
             use_files(engine, kind, files, one)
         except Exception as error:
             print(f"{name}: {kind}: {error}")
             return 0
-        engine.generate(one, **GREEDY)
+        engine.generate(one, **greedy)
         engine.prefix_cache.store()
         if kind != "memory":
             engine.forget()
         runs = sight_of(engine).num_runs
-        again = engine.generate(more, reuse=True, **GREEDY)
+        again = engine.generate(more, reuse=True, **greedy)
         runs = sight_of(engine).num_runs - runs
         engine.forget()
         if kind == "memory":
-            engine.generate(one, **GREEDY)
-        found = engine.generate(other, reuse=True, **GREEDY)
+            engine.generate(one, **greedy)
+        found = engine.generate(other, reuse=True, **greedy)
     first = one.image_rows[0][1]
     is_wrong = found.cached_tokens >= first or list(found.token_ids) != truth
     is_wrong |= list(again.token_ids) != truth_of_more
@@ -221,9 +230,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=SEEING, default=list(SEEING), metavar="FAMILY")
     parser.add_argument("--num-prompts", type=int, default=20)
+    parser.add_argument("-n", "--max-new-tokens", type=int, default=NEW, metavar="N", help="of each text")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    wrong = 0
+    asked, wrong = Asked(num_prompts=arguments.num_prompts, num_tokens=arguments.max_new_tokens), 0
     for name in arguments.only:
         family = SEEING[name]()
         # Random models write them, and transformers then reads padding in their place.
@@ -235,8 +245,8 @@ def main() -> int:
             if name == WITH_LAYER:
                 add_predicting_layer(folder, family)
             write_heads(folder, family)
-            wrong += count_equal(name, folder, family, arguments.num_prompts)
-            wrong += sum(count_kept(name, folder, family, kind) for kind in KINDS)
+            wrong += count_equal(name, folder, family, asked)
+            wrong += sum(count_kept(name, folder, family, kind, asked) for kind in KINDS)
     print(f"{wrong} differences")
     return 1 if wrong else 0
 
