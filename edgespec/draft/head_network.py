@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PretrainedConfig, PreTrainedModel
 
 from edgespec.draft.head_router import HeadRouter
 from edgespec.errors import EdgespecError
@@ -54,9 +54,16 @@ class Fuse(nn.Module):
 def head_config(target: PretrainedConfig) -> PretrainedConfig:
     """Return a configuration of one layer like the target's, with full attention where the family has two kinds.
 
-    Raises EdgespecError where such a layer would be recurrent: its training reads a cache of keys and values.
+    Raises EdgespecError where such a layer would be recurrent, since its training reads a cache of keys and values, and
+    where a family that sees has no model of its words alone.
     """
     config = copy.deepcopy(target.get_text_config(decoder=True))
+    if type(config) is not type(target) and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise EdgespecError(
+            "E_UNSUPPORTED_ARCHITECTURE",
+            f"a head of '{target.model_type}' would be one of '{config.model_type}', of which there is no model alone.",
+            "Train an EAGLE-3 head (eagle3), whose layer is Llama's.",
+        )
     config.__dict__.pop("quantization_config", None)
     kinds = getattr(config, "layer_types", None)
     layer = kinds.index("full_attention") if kinds and "full_attention" in kinds else 0

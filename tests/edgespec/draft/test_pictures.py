@@ -19,6 +19,7 @@ from edgespec import Engine, MemoryLimits, TreeSettings
 from edgespec.config import DraftSampling
 from edgespec.draft.eagle3_network import Eagle3Fuse
 from edgespec.draft.feature_head import open_drafter
+from edgespec.draft.head_network import Fuse
 from edgespec.draft.language_model import LanguageModelDrafter
 from edgespec.hub.names import MTP
 from edgespec.model.causal_model import CausalModel
@@ -27,6 +28,7 @@ from edgespec.model.picture_prompt import PicturePrompt
 from edgespec.model.seeing import see
 from edgespec.model.target import Target
 from edgespec.text.request import TextOptions
+from tests.edgespec.draft.contract import write_feature_head
 from tests.edgespec.draft.dflash_drafter import Drafter, write_drafter
 from tests.edgespec.draft.eagle3_head import Head, write_head
 from tests.edgespec.draft.gemma_assistant import Assistant, write_assistant
@@ -187,6 +189,28 @@ def test_an_eagle3_head_embeds_words_itself_and_gets_pictures_of_the_target(
     torch.testing.assert_close(torch.cat(fused)[: len(ids)], torch.where(is_picture, seen.embedded, table[ids]))
     if rotation is not None:
         check_positions(read_rows, seen)
+
+
+@pytest.mark.parametrize("family", ["smolvlm", "gemma3"])
+def test_a_head_of_ours_gets_pictures_of_the_target(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of = SEEING[family]()
+    prompt, folder = seeing_prompt(of, (1, 2)), saved(of, tmp_path / "model")
+    fused: list[Tensor] = []
+    forward = Fuse.forward
+
+    def fuse(module: Fuse, embedded: Tensor, previous: Tensor) -> Tensor:
+        fused.append(embedded)
+        return forward(module, embedded, previous)
+
+    monkeypatch.setattr(Fuse, "forward", fuse)
+    head = write_feature_head(tmp_path / "head", folder)
+    with rows_of_drafts(folder, head, monkeypatch) as (engine, _):
+        fused.clear()
+        assert list(engine.generate(prompt, **GREEDY).token_ids) == generated(of, prompt)
+    expected = see(of.model, prompt).embedded
+    torch.testing.assert_close(torch.cat(fused)[: len(prompt.ids)], expected, rtol=1e-5, atol=1e-6)
 
 
 def test_a_head_of_another_width_embeds_all_rows_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
