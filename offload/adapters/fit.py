@@ -52,11 +52,11 @@ def fitted(adapter: Adapter, name: str, skeleton: Skeleton) -> FittedAdapter:
         parameter = names.of(stored)
         _check_replaced(adapter, parameter, entry, skeleton)
         replaced[parameter] = entry
-    for stored, entry in adapter.tables.items():
-        parameter = names.of(stored)
-        if not _is_of_base(adapter, parameter, entry, skeleton):
+    tables = {names.of(stored): entry for stored, entry in adapter.tables.items()}
+    for parameter, entry in tables.items():
+        if not _is_of_base(parameter, entry, skeleton):
             _check_replaced(adapter, parameter, entry, skeleton)
-            replaced[parameter] = entry
+            replaced |= dict.fromkeys(_tied(parameter, skeleton) - (tables.keys() - {parameter}), entry)
     num_numbers = sum(
         sum(_count(one) for one in (delta.down, delta.up, delta.up_bias, delta.magnitude)) for delta in deltas.values()
     )
@@ -170,16 +170,20 @@ def can_be_replaced(module: nn.Module) -> bool:
     return "norm" in kind.__name__.lower() and is_of_vectors and not module._modules and len(takes) == 1
 
 
-def _is_of_base(adapter: Adapter, parameter: str, entry: TensorEntry, skeleton: Skeleton) -> bool:
+def _tied(parameter: str, skeleton: Skeleton) -> set[str]:
+    """Return the parameters that are the same as one, and itself: PEFT loads a table where all of them lie."""
+    source = skeleton.ties.get(parameter, parameter)
+    return {source, *(name for name, other in skeleton.ties.items() if other == source)}
+
+
+def _is_of_base(parameter: str, entry: TensorEntry, skeleton: Skeleton) -> bool:
     """Return whether a whole table in an adapter's file is the base's own, as PEFT stores it beside an embedding's.
 
-    Rows that are spread over the table are compared.
+    Rows that are spread over the table are compared. No packed table is the one that is stored whole.
     """
-    name = skeleton.ties.get(parameter, parameter)
-    stored = skeleton.outside.tensors.get(name)
+    stored = skeleton.outside.tensors.get(skeleton.ties.get(parameter, parameter))
     if stored is None:
-        what = f"'{adapter.path}' has the whole '{parameter}', which cannot be compared with this model's."
-        raise refused(what, "Save the adapter again: model.save_pretrained(FOLDER, save_embedding_layers=False).")
+        return False
     (piece, *more) = stored.pieces
     if more or piece.computed is not None or piece.is_transposed or entry.parameter_shape != stored.shape:
         return False

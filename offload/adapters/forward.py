@@ -155,8 +155,8 @@ class _Rows:
         self._module, self._path, self._of_adapters = module, path, of_adapters
         self._base: Callable[..., Tensor] = module.forward
         self._known_runs: tuple[Sequence[Run], Sequence[tuple[_Parts, int]]] = (), ()
-        # Of DoRA, by scale: lengths of the rows of W + s B A [o]
-        self._known_lengths: dict[tuple[_Factors, float], Tensor] = {}
+        # Of DoRA, by scale and by the weight that stands for the module's: lengths of the rows of W + s B A [o]
+        self._known_lengths: dict[tuple[_Factors, float, Tensor | None], Tensor] = {}
 
     def forward(self, given: Tensor) -> Tensor:
         """Return what the module makes of rows, each with the adapters of its text."""
@@ -236,26 +236,26 @@ class _Rows:
             factors = part.factors
             if factors is None:
                 continue
-            scale = factor * factors.scale
-            added = factors.added(wide)
-            found = found + (
-                added * scale if factors.magnitude is None else self._of_magnitude(base, added, factors, scale)
-            )
+            added = factors.added(wide) * (factor * factors.scale)
+            if factors.magnitude is not None:  # rows of the weight have lengths of their own, and point as W + s B A
+                replaced = _replaced(parts)
+                bias = replaced.get("bias", self._module._parameters.get("bias"))
+                share = self._share(base.dtype, factors, factor, replaced.get("weight"))
+                added = (share - 1) * (base if bias is None else base - bias) + share * added
+            found = found + added
         return found.to(base.dtype)
 
-    def _of_magnitude(self, base: Tensor, added: Tensor, factors: _Factors, scale: float) -> Tensor:
-        """Return what DoRA adds: rows of the weight have lengths of their own, and W + s B A says where they point."""
+    def _share(self, dtype: torch.dtype, factors: _Factors, factor: float, weight: Tensor | None) -> Tensor:
+        """Return what DoRA multiplies rows of W + s B A with [o]; `weight` is what stands for the module's own."""
         assert factors.magnitude is not None
-        if (factors, scale) not in self._known_lengths:
-            self._known_lengths[factors, scale] = self._lengths(base.dtype, factors, scale)
-        bias = self._module._parameters.get("bias")
-        share = factors.magnitude / self._known_lengths[factors, scale]
-        own = base if bias is None else base - bias
-        return (share - 1) * own + share * added * scale
+        key = factors, factor, weight
+        if key not in self._known_lengths:
+            self._known_lengths[key] = self._lengths(dtype, factors, factor * factors.scale, weight)
+        return factors.magnitude / self._known_lengths[key]
 
-    def _lengths(self, dtype: torch.dtype, factors: _Factors, scale: float) -> Tensor:
+    def _lengths(self, dtype: torch.dtype, factors: _Factors, scale: float, weight: Tensor | None) -> Tensor:
         """Return the lengths [o] of the rows of W + s B A, of the numbers that packed weights mean."""
-        shares = rows_of_weight(self._module, dtype)
+        shares = rows_of_weight(self._module, dtype, weight)
         if shares is None:
             return self._lengths_by_products(dtype, factors, scale)
         squares, first, turned = [], 0, factors.down.T.contiguous()  # [i, r]
@@ -305,28 +305,26 @@ class _Embedding(_Rows):
         for part, factor in parts:
             if part.factors is None:
                 continue
-            scale = factor * part.factors.scale
             few = embedding(rows, part.factors.down)  # [..., n, r]
-            added = multiply(few, part.factors.up) * scale
+            added = multiply(few, part.factors.up) * (factor * part.factors.scale)
             added = added * scaled.to(added.dtype) if isinstance(scaled, Tensor) else added
-            if part.factors.magnitude is None:
-                found = found + added
-                continue
-            if (part.factors, scale) not in self._known_lengths:
-                self._known_lengths[part.factors, scale] = self._lengths(base.dtype, part.factors, scale)
-            share = part.factors.magnitude / self._known_lengths[part.factors, scale]
-            found = share * (found + added)  # the sum so far has the shares of those before
+            found = found + added
+            if part.factors.magnitude is not None:  # the sum so far has the shares of those before
+                found = self._share(base.dtype, part.factors, factor, _replaced(parts).get("weight")) * found
         return found.to(base.dtype)
 
-    def _lengths(self, dtype: torch.dtype, factors: _Factors, scale: float) -> Tensor:
+    def _lengths(self, dtype: torch.dtype, factors: _Factors, scale: float, weight: Tensor | None) -> Tensor:
         """Return the lengths [h] of the table's columns with what the adapter adds to its rows."""
         ids, context = self._ids, copy_context()
         context.run(rows_under_way.set, ())
         scaled: Any = getattr(self._module, "embed_scale", None)
         squares = torch.zeros_like(factors.up[:, 0])
         for few in torch.arange(len(factors.down), device=squares.device).split(TABLE_ROWS):
-            own = context.run(self._module, few).float()  # by all that looks rows up, wherever they lie
-            own = own / scaled.float() if isinstance(scaled, Tensor) else own
+            if weight is None:  # by all that looks rows up, wherever they lie
+                own = context.run(self._module, few).float()
+                own = own / scaled.float() if isinstance(scaled, Tensor) else own
+            else:
+                own = weight[few].float()
             squares += (own + scale * multiply(factors.down[few], factors.up)).square().sum(0)
         self._ids = ids
         return squares.sqrt()
@@ -378,12 +376,12 @@ def _in_place(module: nn.Module, replaced: Mapping[str, nn.Parameter]) -> Iterat
         module._parameters.update(own)
 
 
-def rows_of_weight(module: Any, dtype: torch.dtype) -> Iterator[Tensor] | None:
+def rows_of_weight(module: Any, dtype: torch.dtype, replaced: Tensor | None) -> Iterator[Tensor] | None:
     """Return rows of a layer's weight [o, i] that follow each other; None where the weight is not there as such.
 
-    That is where it lies in a kernel's order, or packed on a card.
+    That is where it lies in a kernel's order, or packed on a card. `replaced` is what stands for it.
     """
-    weight: Tensor = module._parameters["weight"]
+    weight: Tensor = module._parameters["weight"] if replaced is None else replaced
     packed = module._modules.get("weight_packed")
     at_once = rows_at_once(PART_BYTES // FLOAT32_BYTES, weight.shape[0 if isinstance(module, Conv1D) else 1])
     if not weight.is_meta:

@@ -54,6 +54,7 @@ BUILT_IN, PACKED = "built in", "built in, packed"
 ATTENTION, MLP = ["q_proj", "k_proj", "v_proj", "o_proj"], ["gate_proj", "up_proj", "down_proj"]
 QUANTS = ("int8", "int4", "nf4", "awq", "gguf q8_0", "gguf q4_0")
 SHARE = 3  # a packed base has every third kind
+Lost = tuple[Tensor, Tensor]  # of a layer's rows [n, o], and the numbers that its weight means
 WHOLE_NORMS = ["layernorm", "model.norm", "q_norm", "ln_f", "ln_1"]
 
 
@@ -147,11 +148,8 @@ def kinds_of(of: Modules) -> dict[str, Kind]:
     }
 
 
-def write(folder: Path, base: nn.Module, kind: Kind, seed: int, *, has_table: bool) -> None:
-    """Let PEFT or plain code make and save an adapter whose second matrix is not zero.
-
-    Beside an embedding's PEFT saves the base's table, which a packed one cannot be compared with.
-    """
+def write(folder: Path, base: nn.Module, kind: Kind, seed: int) -> None:
+    """Let PEFT or plain code make and save an adapter whose second matrix is not zero."""
     is_transposed = any(type(module).__name__ == "Conv1D" for module in base.modules())
     if kind.is_plain:
         ends = kind.config["target_modules"]
@@ -171,7 +169,7 @@ def write(folder: Path, base: nn.Module, kind: Kind, seed: int, *, has_table: bo
             parameter.data *= 1 + 0.1 * torch.randn_like(parameter)
         elif has_biases and name.endswith(".bias") and parameter.requires_grad:
             parameter.data += 0.1 * torch.randn_like(parameter)
-    model.save_pretrained(str(folder), save_embedding_layers="auto" if has_table else False)
+    model.save_pretrained(str(folder))
     path = folder / "adapter_model.safetensors"
     if kind.dtype != torch.float32:
         save_file({name: tensor.to(kind.dtype) for name, tensor in load_file(path).items()}, path)
@@ -197,13 +195,14 @@ def text_of(model: Any) -> list[int]:
 
 
 @torch.no_grad()
-def logits_of(model: Any, lost: Mapping[str, Tensor]) -> Tensor:
-    """The logits after the prompt, to which layers of the base add what they lost of its last rows: [n, o], by name."""
+def logits_of(model: Any, lost: Mapping[str, Lost]) -> Tensor:
+    """The logits after the prompt, to which layers of the base add what they lost of its last rows, by name."""
     with ExitStack() as undo:
         for name, module in model.named_modules():
-            own = lost.get(name.removeprefix("base_model.model.").removesuffix(".base_layer"))
-            if own is not None and isinstance(module, nn.Linear):
-                undo.callback(module.register_forward_hook(_adding(own)).remove)
+            of_base = lost.get(name.removeprefix("base_model.model.").removesuffix(".base_layer"))
+            # An adapter's file may have a layer's whole weight
+            if of_base is not None and isinstance(module, nn.Linear) and torch.equal(module.weight, of_base[1]):
+                undo.callback(module.register_forward_hook(_adding(of_base[0])).remove)
         found: Tensor = model(input_ids=torch.tensor([PROMPT]), use_cache=False).logits[0, -1]
     return found
 
@@ -216,14 +215,14 @@ def _adding(lost: Tensor) -> Any:
     return hook
 
 
-def read(engine: Engine, use: AdapterUse, unpacked: nn.Module | None) -> tuple[Tensor, dict[str, Tensor]]:
+def read(engine: Engine, use: AdapterUse, unpacked: nn.Module | None) -> tuple[Tensor, dict[str, Lost]]:
     """The engine's logits after the prompt, and what each layer's products lack of those with unpacked numbers."""
     target, own, lost = engine.target_model, dict((unpacked or nn.Module()).named_modules()), {}
 
     def note(name: str, module: Any, rows: Tensor) -> None:
         context = copy_context()
         context.run(rows_under_way.set, ())
-        lost[name] = context.run(module.forward, rows) - own[name](rows)  # without adapters
+        lost[name] = context.run(module.forward, rows) - own[name](rows), own[name].weight  # without adapters
 
     with ExitStack() as undo, torch.no_grad():
         for name, module in target.model.named_modules():
@@ -287,7 +286,7 @@ def check(name: str, room: Path, *, says_each: bool) -> Iterator[bool]:
         if base is None:
             base = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
             for number, kind in enumerate(kinds.values()):
-                write(room / str(number), base, kind, number, has_table=name != PACKED)
+                write(room / str(number), base, kind, number)
         is_packed = name == PACKED
         chosen = [number for number in range(len(kinds)) if not is_packed or number % SHARE == place % SHARE]
         models: list[Any] = []

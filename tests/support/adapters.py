@@ -63,8 +63,9 @@ def write_adapter(
             lengths = whole_weight(module).norm(dim=1)
             tensors[f"{name}.lora_magnitude_vector"] = lengths * (1 + normal(rows, size=size))
     for name in replaced:
-        parameter = model.get_parameter(name)
-        tensors[name] = parameter.detach() * (1 + normal(*parameter.shape, size=size))
+        parameter = model.get_parameter(name).detach()
+        changed = normal(*parameter.shape, size=size)
+        tensors[name] = parameter * (1 + changed) if parameter.any() else changed  # as biases of random models
     return save_adapter(folder, fields, tensors)
 
 

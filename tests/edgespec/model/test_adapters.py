@@ -15,6 +15,8 @@ from edgespec.model.pass_rows import next_rows
 from offload.packed_weight import weight_of
 from tests.conftest import FAMILIES, LATENT, RECURRENT, SMALL, make_model, save_folder
 from tests.support.adapters import with_adapters, write_adapter
+from tests.support.tiny_checkpoints import make_model as tiny_model
+from tests.support.tiny_configs import tiny_config
 
 STREAMED, STAYING = MemoryLimits(max_resident_layers=0), MemoryLimits()
 IDS = torch.arange(30, 70)
@@ -33,6 +35,15 @@ KINDS: dict[str, dict[str, Any]] = {
     "magnitudes": {"use_dora": True},
     "magnitudes of a table": {"use_dora": True, "target_modules": ["embed_tokens", "q_proj"]},
     "magnitudes of a head": {"use_dora": True, "target_modules": ["lm_head", "q_proj"]},
+    "magnitudes of what is trained whole": {
+        "use_dora": True,
+        "target_modules": ["embed_tokens", "q_proj"],
+        "replaced": [
+            "model.embed_tokens.weight",
+            *(f"model.layers.0.self_attn.q_proj.{end}" for end in ("weight", "bias")),
+        ],
+        "bias": "all",
+    },
     "norms": {"replaced": ["model.layers.1.input_layernorm.weight", "model.norm.weight"], "modules_to_save": ["norm"]},
     "a whole layer": {"replaced": ["model.layers.0.mlp.up_proj.weight"], "target_modules": ["q_proj"]},
     "a head": {"replaced": ["lm_head.weight"], "target_modules": ["q_proj"], "modules_to_save": ["lm_head"]},
@@ -105,6 +116,21 @@ def test_every_mechanisms_modules_take_adapters(family: str, tmp_path: Path) -> 
         check_near(engine, model, [("one", 1.0)], wanted)
 
 
+@pytest.mark.parametrize("of", ["qwen2_moe", "deepseek_v3", "gpt_oss", "qwen3_5_moe_text"])
+def test_all_that_peft_adapts_of_a_mixture_takes_adapters(of: str, tmp_path: Path) -> None:
+    """Linear layers of attention, of the first dense layers, and of experts that all rows pass, with their gate.
+
+    Routers and joined experts are parameters, which `target_parameters` would name.
+    """
+    model = tiny_model(tiny_config(of), is_image_text=False, seed=0)
+    head = model.get_output_embeddings()
+    ends = [name for name, one in model.named_modules() if type(one) is nn.Linear and one is not head]
+    assert any("expert" in name for name in ends) or of == "gpt_oss"  # which has no experts that all rows pass
+    adapter = write_adapter(tmp_path / "one", model, ends)
+    with open_engine(save_folder(tmp_path / "model", model), adapter) as engine:
+        check_near(engine, model, [("one", 1.0)], last_logits(with_adapters(model, (adapter, 1.0))))
+
+
 @pytest.mark.parametrize("of", ["all linear layers", "magnitudes", "a whole layer"])
 @pytest.mark.parametrize("quant", ["int8", "int4", "nf4"])
 @pytest.mark.parametrize("limits", [STREAMED, STAYING], ids=["streamed", "resident"])
@@ -142,10 +168,11 @@ def test_rows_of_several_adapters_share_a_pass_with_the_bits_that_they_have_alon
 ) -> None:
     """Texts without an adapter have those of an engine that has none."""
     model = make_model({**FAMILIES, **RECURRENT}[family]())
-    norms = [name for name, one in model.named_parameters() if "norm" in name and one.dim() == 1]
+    norms = [name for name, one in model.named_parameters() if name.endswith("norm.weight") and one.dim() == 1]
+    norms = [name for name in norms if "mamba" not in name and "linear_attn" not in name]  # which are gated
     kinds: dict[str, dict[str, Any]] = {
         "plain": {}, "table": {"target_modules": ["embed_tokens", "o_proj"]},
-        "dora": {"use_dora": True}, "norms": {"replaced": [name for name in norms if "mamba" not in name]},
+        "dora": {"use_dora": True}, "norms": {"replaced": norms},
         "head": {"replaced": ["lm_head.weight"], "target_modules": ["up_proj"], "modules_to_save": ["lm_head"]},
     }  # fmt: skip
     adapters = [

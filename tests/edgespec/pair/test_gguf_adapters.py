@@ -14,15 +14,17 @@ from torch import Tensor, nn
 from edgespec import Engine, TreeSettings
 from edgespec.errors import EdgespecError
 from edgespec.hub.adapter_names import on_its_base
+from edgespec.pair.folder import open_model
 from offload.adapters.gguf import read_gguf_adapter
 from offload.errors import OffloadError
 from tests.conftest import FAMILIES, make_model, save_folder
 from tests.hub import Cache
 from tests.offload.gguf.files import write_gguf
-from tests.support.adapters import PREFIX, write_adapter
+from tests.support.adapters import PREFIX, save_adapter, write_adapter
 
 IDS = torch.arange(40, 75)
 F32, F16 = 0, 1
+TABLE = "model.embed_tokens"
 NAMES = {
     "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
     "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
@@ -60,12 +62,12 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, nn.Module]:
     return save_folder(tmp_path_factory.mktemp("llama"), model), model
 
 
-def logits_of(folder: Path, adapter: Path) -> Tensor:
+def logits_of(folder: Path, adapter: Path, ids: Tensor = IDS) -> Tensor:
     with Engine.from_pretrained(
         folder, draft="none", device="cpu", dtype="float32", context_tokens=64, self_check=False,
         tree=TreeSettings(policy="none"), adapters=[adapter],
     ) as engine:  # fmt: skip
-        return engine.target_model.read_text(engine.target_model.new_text(), IDS)
+        return engine.target_model.read_text(engine.target_model.new_text(), ids)
 
 
 def test_a_file_is_the_folder_that_it_was_made_of(llama: tuple[Path, nn.Module], tmp_path: Path) -> None:
@@ -76,6 +78,23 @@ def test_a_file_is_the_folder_that_it_was_made_of(llama: tuple[Path, nn.Module],
     wanted = logits_of(folder, adapter)
     assert torch.equal(logits_of(folder, as_gguf(tmp_path / "one.gguf", adapter, heads)), wanted)
     assert not torch.allclose(logits_of(folder, as_gguf(tmp_path / "two.gguf", adapter, {})), wanted, atol=1e-3)
+
+
+def test_a_whole_table_beside_a_packed_one_counts(tmp_path: Path) -> None:
+    """It cannot be the base's, whose numbers are rounded; PEFT loads it, whether or not it was trained."""
+    base = Path(__file__).parents[2] / "offload" / "gguf" / "tiny" / "llama-q8_0.gguf"
+    config: Any = open_model(base).config
+    vocab, hidden = config.vocab_size, config.hidden_size
+    draw = torch.Generator().manual_seed(0)
+    table, down, up = (torch.randn(*shape, generator=draw) for shape in ((vocab, hidden), (4, vocab), (hidden, 4)))
+    fields = {"peft_type": "LORA", "r": 4, "lora_alpha": 4}
+    added = {f"{TABLE}.lora_embedding_A": down, f"{TABLE}.lora_embedding_B": up}
+    alone, beside, trained = (
+        logits_of(base, save_adapter(tmp_path / str(number), fields, {**added, **more}), IDS % vocab)
+        for number, more in enumerate(({}, {f"{TABLE}.base_layer.weight": table}, {f"{TABLE}.weight": table}))
+    )
+    assert torch.equal(beside, trained)
+    assert not torch.allclose(beside, alone, atol=1e-3)
 
 
 def test_rows_stay_where_a_converter_leaves_them(tmp_path: Path) -> None:

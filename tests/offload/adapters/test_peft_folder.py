@@ -210,6 +210,9 @@ def test_a_table_beside_its_adapter_counts_where_it_was_trained(
         stored = {"model.embed_tokens.base_layer.weight": table + change, "lm_head.weight": table}
         save_adapter(folder, fields, tensors | stored)
         assert set(fitted(read_peft_folder(folder), "one", skeleton).replaced) == replaced
+    save_adapter(folder, fields, tensors | {"model.embed_tokens.base_layer.weight": table + 1})
+    both = fitted(read_peft_folder(folder), "one", skeleton).replaced
+    assert set(both) == {"model.embed_tokens.weight", "lm_head.weight"}, "PEFT loads it into the one tensor of both"
 
 
 def test_a_plan_counts_factors_in_float32(llama: tuple[nn.Module, Skeleton], tmp_path: Path) -> None:
