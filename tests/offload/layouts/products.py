@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from types import ModuleType
 
 import pytest
 import torch
@@ -34,3 +35,17 @@ def see_company(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a row's products by compiled kernels depend on how many rows stand beside it."""
     right = NativeWeight.product
     monkeypatch.setattr(NativeWeight, "product", lambda own, rows: right(own, rows) * (1 + len(rows) * 2**-22))
+
+
+def check_wrong_kernels_are_refused(
+    layout: ModuleType, is_served: Callable[[], bool], *changes: Callable[[pytest.MonkeyPatch], None]
+) -> None:
+    """See that no kernel serves where sums depend on the rows beside, nor by each of these changes."""
+    try:
+        for change in (see_company, *changes):
+            layout._is_right.cache_clear()
+            with pytest.MonkeyPatch.context() as patched:
+                change(patched)
+                assert not is_served(), change
+    finally:
+        layout._is_right.cache_clear()

@@ -14,7 +14,7 @@ from offload.layouts.bitsandbytes import CAPABILITIES, FEW_ROWS, most_rows
 from offload.layouts.known import kernel_of
 from offload.layouts.layout import Kernel
 from offload.native.compiler import is_available
-from tests.offload.layouts.products import check_products, see_company
+from tests.offload.layouts.products import check_products, check_wrong_kernels_are_refused
 
 CPU = torch.device("cpu")
 SHAPE, UNITS = (131, 96), (96, 160)  # of torch's kernel, and of ours
@@ -100,23 +100,18 @@ def test_whole_numbers_of_eight_bits_are_multiplied_as_they_lie_by_our_kernel(dt
 
 
 @needs_compiler
-def test_our_kernel_of_eight_bits_is_not_used_where_its_products_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of sums that depend on the rows beside, and of a neighbour's scales; torch's serves then."""
+def test_our_kernel_of_eight_bits_is_not_used_where_its_products_are_wrong() -> None:
+    """Torch's serves then."""
     right = bitsandbytes.native_int8
-    try:
-        for wrong in (
-            see_company,
-            lambda patched: patched.setattr(
-                bitsandbytes, "native_int8", lambda parts: right({**parts, "scale": parts["scale"].roll(1)})
-            ),
-        ):
-            bitsandbytes._is_right.cache_clear()
-            with monkeypatch.context() as patched:
-                wrong(patched)
-                found = kernel_of(INT8, UNITS, BF16, CPU)
-                assert found is None or found.native is None
-    finally:
-        bitsandbytes._is_right.cache_clear()
+
+    def neighbours_scales(patched: pytest.MonkeyPatch) -> None:
+        patched.setattr(bitsandbytes, "native_int8", lambda parts: right({**parts, "scale": parts["scale"].roll(1)}))
+
+    def is_served() -> bool:
+        found = kernel_of(INT8, UNITS, BF16, CPU)
+        return found is not None and found.native is not None
+
+    check_wrong_kernels_are_refused(bitsandbytes, is_served, neighbours_scales)
 
 
 @needs_kernel

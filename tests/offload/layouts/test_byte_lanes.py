@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -13,7 +12,7 @@ from offload.layouts.at_load import layout_at_load
 from offload.layouts.byte_lanes import BYTE_LANES_LAYOUT, KINDS, ByteLanes
 from offload.layouts.known import kernel_of
 from offload.native.compiler import is_available
-from tests.offload.layouts.products import check_products, see_company
+from tests.offload.layouts.products import check_products, check_wrong_kernels_are_refused
 from tests.offload.layouts.test_gguf_blocks import SHAPE, stored
 
 CPU, BF16 = torch.device("cpu"), torch.bfloat16
@@ -60,16 +59,8 @@ def test_what_it_does_not_know_is_left_to_others(monkeypatch: pytest.MonkeyPatch
     assert kernel_of(ByteLanes(), SHAPE, BF16, CPU) is None
 
 
-@pytest.fixture
-def tried_anew() -> Iterator[None]:
-    byte_lanes._is_right.cache_clear()
-    yield
-    byte_lanes._is_right.cache_clear()
-
-
 @needs_kernels
-@pytest.mark.usefixtures("tried_anew")
 @pytest.mark.parametrize("kind", KINDS)
-def test_kernels_whose_products_are_wrong_are_not_used(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    see_company(monkeypatch)
-    assert kernel_of(ByteLanes(kind=kind), SHAPE, BF16, CPU) is None
+def test_kernels_whose_products_are_wrong_are_not_used(kind: str) -> None:
+    own = ByteLanes(kind=kind)
+    check_wrong_kernels_are_refused(byte_lanes, lambda: kernel_of(own, SHAPE, BF16, CPU) is not None)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from offload.layouts.known import kernel_of
 from offload.native.compiler import compiled, has_wide_registers, is_available
 from offload.native.run import product
 from tests.offload.formats.test_published import entry
-from tests.offload.layouts.products import check_products, see_company
+from tests.offload.layouts.products import check_products, check_wrong_kernels_are_refused
 
 CPU, BF16 = torch.device("cpu"), torch.bfloat16
 SHAPE = (96, 320)
@@ -105,24 +106,16 @@ def test_what_it_does_not_know_is_left_to_others(monkeypatch: pytest.MonkeyPatch
     assert kernel_of(packing, SHAPE, BF16, CPU) is None
 
 
-@pytest.fixture
-def tried_anew() -> Iterator[None]:
-    float8._is_right.cache_clear()
-    yield
-    float8._is_right.cache_clear()
+def test_a_kernel_whose_products_are_wrong_is_not_used() -> None:
+    packing = stored((3, 5))[0]
 
+    def other_blocks(patched: pytest.MonkeyPatch) -> None:
+        def flipped(block: tuple[int, int], shape: tuple[int, int], parts: Mapping[str, Tensor]) -> Any:
+            return native(block, shape, {**parts, "scale": parts["scale"].flip(0)})
 
-@pytest.mark.usefixtures("tried_anew")
-def test_a_kernel_whose_products_are_wrong_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of sums that depend on the rows beside, and of scales of other blocks."""
-    with monkeypatch.context() as patched:
-        see_company(patched)
-        assert kernel_of(stored((3, 5))[0], SHAPE, BF16, CPU) is None
-    float8._is_right.cache_clear()
-    monkeypatch.setattr(
-        float8, "native", lambda block, shape, parts: native(block, shape, {**parts, "scale": parts["scale"].flip(0)})
-    )
-    assert kernel_of(stored((3, 5))[0], SHAPE, BF16, CPU) is None
+        patched.setattr(float8, "native", flipped)
+
+    check_wrong_kernels_are_refused(float8, lambda: kernel_of(packing, SHAPE, BF16, CPU) is not None, other_blocks)
 
 
 def test_a_sample_of_any_shape_measures_its_speed() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -21,7 +20,7 @@ from offload.layouts.known import kernel_of
 from offload.layouts.layout import Kernel
 from offload.native.block_grids import ALL_TEXTS
 from offload.native.compiler import is_available
-from tests.offload.layouts.products import check_products, see_company
+from tests.offload.layouts.products import check_products, check_wrong_kernels_are_refused
 
 CPU, BF16 = torch.device("cpu"), torch.bfloat16
 SHAPE = (64, 512)
@@ -121,24 +120,16 @@ def test_what_it_does_not_know_is_left_to_others(monkeypatch: pytest.MonkeyPatch
     assert kernel_of(packing, SHAPE, BF16, CPU) is None
 
 
-@pytest.fixture
-def tried_anew() -> Iterator[None]:
-    gguf_blocks._is_right.cache_clear()
-    yield
-    gguf_blocks._is_right.cache_clear()
-
-
 @needs_kernels
-@pytest.mark.usefixtures("tried_anew")
-def test_kernels_whose_products_are_wrong_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of another type's text, and of sums that depend on the rows beside."""
+def test_kernels_whose_products_are_wrong_are_not_used() -> None:
     packing, _ = stored("Q4_0")
-    with monkeypatch.context() as patched:
+
+    def another_types_text(patched: pytest.MonkeyPatch) -> None:
         patched.setattr(gguf_blocks, "native", lambda _name, *given: native("IQ4_NL", *given))
-        assert kernel_of(packing, SHAPE, BF16, CPU) is None
-    gguf_blocks._is_right.cache_clear()
-    see_company(monkeypatch)
-    assert kernel_of(packing, SHAPE, BF16, CPU) is None
+
+    check_wrong_kernels_are_refused(
+        gguf_blocks, lambda: kernel_of(packing, SHAPE, BF16, CPU) is not None, another_types_text
+    )
 
 
 @needs_kernels

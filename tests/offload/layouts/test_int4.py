@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import pytest
 import torch
@@ -31,6 +31,7 @@ from offload.layouts.known import kernel_of, storage_of
 from tests.offload.formats import definitions
 from tests.offload.formats.definitions import PUBLISHED
 from tests.offload.formats.test_published import entry
+from tests.offload.layouts.products import check_wrong_kernels_are_refused
 
 CPU = torch.device("cpu")
 needs_kernel = pytest.mark.skipif(kernel_order() is None, reason="torch has no such kernel for this processor")
@@ -239,23 +240,17 @@ def test_kernels_that_are_compiled_here_are_preferred_and_take_any_number_of_row
 
 
 @pytest.mark.skipif(not LANES.runs_on(CPU), reason="no kernels can be compiled here")
-def test_kernels_whose_products_are_wrong_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of another order of numbers, and of sums that depend on the rows beside."""
+def test_kernels_whose_products_are_wrong_are_not_used() -> None:
     right = LaneOrder.product
 
-    def exchanged(self: LaneOrder, rows: torch.Tensor, packed: torch.Tensor, *more: Any, **named: Any) -> torch.Tensor:
-        return right(self, rows, packed << 4 | packed >> 4, *more, **named)
+    def exchanged(patched: pytest.MonkeyPatch) -> None:
+        patched.setattr(
+            LaneOrder,
+            "product",
+            lambda own, rows, packed, *of, **more: right(own, rows, packed << 4 | packed >> 4, *of, **more),
+        )
 
-    def unequal(self: LaneOrder, rows: torch.Tensor, *more: Any, **named: Any) -> torch.Tensor:
-        return right(self, rows, *more, **named) * (1 + len(rows) * 2**-22)
-
-    try:
-        for wrong in (exchanged, unequal):
-            monkeypatch.setattr(LaneOrder, "product", wrong)
-            int4_lanes._is_right.cache_clear()
-            assert not LANES.runs_on(CPU)
-    finally:
-        int4_lanes._is_right.cache_clear()
+    check_wrong_kernels_are_refused(int4_lanes, lambda: LANES.runs_on(CPU), exchanged)
 
 
 @pytest.mark.skipif(not LANES.runs_on(CPU), reason="no kernels can be compiled here")

@@ -25,7 +25,7 @@ from offload.layouts.nf4_cpu import (
 )
 from tests.offload.formats.bitsandbytes_checkpoints import block_scales, looked_up
 from tests.offload.formats.test_published import entry
-from tests.offload.layouts.products import see_company
+from tests.offload.layouts.products import check_wrong_kernels_are_refused
 
 LIBRARY_KINDS = KINDS[:2]
 CPU = torch.device("cpu")
@@ -331,17 +331,15 @@ def test_our_kernel_takes_rows_of_float32_and_any_number_of_them_for_passes_that
 
 
 @pytest.mark.skipif(not table_kernels.is_available(), reason="no kernels can be compiled here")
-def test_our_kernel_is_not_used_where_its_products_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of another table, and of sums that depend on the rows beside."""
+def test_our_kernel_is_not_used_where_its_products_are_wrong() -> None:
     right = table_kernels.native_table
-    table_kernels._is_right.cache_clear()
-    with monkeypatch.context() as patched:
-        see_company(patched)
-        assert not table_kernels.serves("nf4", 64, torch.bfloat16)
-    table_kernels._is_right.cache_clear()
-    monkeypatch.setattr(table_kernels, "native_table", lambda _kind, *given: right("fp4", *given))
-    assert not table_kernels.serves("nf4", 64, torch.bfloat16)
-    table_kernels._is_right.cache_clear()
+
+    def another_table(patched: pytest.MonkeyPatch) -> None:
+        patched.setattr(table_kernels, "native_table", lambda _kind, *given: right("fp4", *given))
+
+    check_wrong_kernels_are_refused(
+        table_kernels, lambda: table_kernels.serves("nf4", 64, torch.bfloat16), another_table
+    )
 
 
 @pytest.mark.skipif(not table_kernels.is_available(), reason="no kernels can be compiled here")
