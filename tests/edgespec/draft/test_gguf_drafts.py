@@ -1,4 +1,4 @@
-"""EAGLE-3 heads, DFlash, DSpark and DFlash2 drafters in GGUF files draft what those of their folders do.
+"""EAGLE-3 heads, DFlash, DSpark and DFlash2 drafters and assistants in GGUF files draft what those of folders do.
 
 `gguf_drafts.py` writes what llama.cpp's converter writes of these folders: both were compared, tensors and settings.
 """
@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,12 @@ from edgespec import EdgespecError
 from edgespec.pair.pair import open_pair
 from offload.formats.gguf_blocks import TYPES
 from offload.gguf.rotation import LLAMA3, _llama3_factors
-from tests.conftest import GROUPED, make_model, save_folder
-from tests.edgespec.draft import dflash_drafter, eagle3_head
-from tests.edgespec.draft.contract import open_engine
+from tests.conftest import FAMILIES, GROUPED, make_model, save_folder
+from tests.edgespec.draft import dflash_drafter, eagle3_head, gemma_assistant
+from tests.edgespec.draft.contract import GEMMAS_4, open_engine
 from tests.edgespec.draft.dflash_drafter import Drafter, write_drafter
 from tests.edgespec.draft.eagle3_head import HEAD_DIM, Head, write_head
+from tests.edgespec.draft.gemma_assistant import Assistant, write_assistant
 from tests.edgespec.draft.gguf_drafts import BOUND, KINDS, random_blocks, write_as_gguf
 from tests.edgespec.draft.test_mtp import first_guess
 from tests.offload.gguf.files import copy_gguf
@@ -35,8 +37,10 @@ DSPARK = Drafter(markov="vanilla", from_anchor=True)
 WIDTH = 256  # of rows that a block of any type fits
 BASE = 1e7  # by which some frequencies of a head are scaled
 CAUSAL = (("use_sliding_window", True), ("is_causal", True))
-FORMS: dict[str, Head | Drafter] = {
+Draft = Head | Drafter | Assistant
+FORMS: dict[str, Draft] = {
     "EAGLE-3": Head(),
+    **{f"assistant of {family}": Assistant() for family in GEMMAS_4},
     "EAGLE-3, a norm before the residual and one before fc": Head(
         flags=frozenset({"norm_before_residual", "norm_before_fc"})
     ),
@@ -54,13 +58,42 @@ FORMS: dict[str, Head | Drafter] = {
 }
 
 
+ASSISTANT = f"assistant of {GEMMAS_4[0]}"
+WIDE = Assistant(width=WIDTH)
+ARCH = "gemma4-assistant"
+
+
 @pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_folder(tmp_path_factory.mktemp("gguf") / "target", make_model(TARGET))
+def target_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Write the target of a form, or one whose rows a block of any type fits; assistants have their own widths."""
+
+    @cache
+    def target_of(form: str, *, is_wide: bool = False) -> Path:
+        sizes = {"hidden_size": WIDTH} if is_wide else {}
+        config = (
+            FAMILIES[form.split()[-1]]() if form.startswith("assistant") else LlamaConfig(**TARGET.to_dict() | sizes)
+        )
+        return save_folder(tmp_path_factory.mktemp("gguf") / "target", make_model(config))
+
+    return target_of
 
 
-def write_draft(folder: Path, form: Head | Drafter) -> Path:
+@pytest.fixture
+def target(target_of: Callable[..., Path]) -> Path:
+    return target_of("EAGLE-3")
+
+
+def write_draft(folder: Path, form: Draft) -> Path:
+    if isinstance(form, Assistant):
+        return write_assistant(folder, form)
     return write_head(folder, form) if isinstance(form, Head) else write_drafter(folder, form)
+
+
+def in_file(path: Path, form: Draft, folder: Path, **changed: Any) -> Path:
+    """A folder's draft as a file."""
+    if isinstance(form, Assistant):
+        return gemma_assistant.write_as_gguf(path, form, **changed)
+    return write_as_gguf(folder, path, **changed)
 
 
 def guess(target: Path, draft: Path) -> Tensor:
@@ -69,10 +102,12 @@ def guess(target: Path, draft: Path) -> Tensor:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_draft_of_a_file_guesses_as_that_of_its_folder_by_bits(form: str, target: Path, tmp_path: Path) -> None:
-    folder = write_draft(tmp_path / "draft", FORMS[form])
-    found, expected = guess(target, write_as_gguf(folder, tmp_path / "draft.gguf")), guess(target, folder)
-    assert torch.equal(found, expected)
+def test_a_draft_of_a_file_guesses_as_that_of_its_folder_by_bits(
+    form: str, target_of: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder, target = write_draft(tmp_path / "draft", FORMS[form]), target_of(form)
+    found = guess(target, in_file(tmp_path / "draft.gguf", FORMS[form], folder))
+    assert torch.equal(found, guess(target, folder))
 
 
 def test_a_file_of_before_july_says_the_same(target: Path, tmp_path: Path) -> None:
@@ -111,31 +146,29 @@ def numbers(name: str, tensor: Tensor, *, kind: str) -> tuple[str, Tensor]:
     return name, random_blocks(kind, tensor.numel(), seed=len(name))[1].view(tensor.shape) if is_packed else tensor
 
 
-@pytest.fixture(scope="module")
-def wide_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    config = LlamaConfig(**{**TARGET.to_dict(), "hidden_size": WIDTH})
-    return save_folder(tmp_path_factory.mktemp("gguf") / "wide", make_model(config))
-
-
 @pytest.mark.parametrize(
     ("form", "kind"),
-    [*(("DFlash2", kind) for kind in KINDS), *((form, "Q4_K") for form in ("EAGLE-3", "DSpark", "DFlash"))],
+    [
+        *(("DFlash2", kind) for kind in KINDS),
+        *((form, "Q4_K") for form in ("EAGLE-3", "DSpark", "DFlash")),
+        *((ASSISTANT, kind) for kind in KINDS[:2]),
+    ],
 )
 def test_a_draft_in_blocks_is_multiplied_so_and_guesses_as_its_numbers(
-    form: str, kind: str, wide_target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    form: str, kind: str, target_of: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for written in (eagle3_head, dflash_drafter):
         monkeypatch.setattr(written, "INNER", WIDTH)
         monkeypatch.setattr(written, "HEAD_DIM", WIDTH // written.HEADS)
-    of_form = FORMS[form]
-    wide = {"target_width": WIDTH} if isinstance(of_form, Head) else {}
-    folder = write_draft(tmp_path / "draft", replace(of_form, width=WIDTH, **wide))
-    path = write_as_gguf(folder, tmp_path / "blocks.gguf", pack=partial(packed, kind=kind))
-    plain = write_as_gguf(folder, tmp_path / "plain.gguf", change=partial(numbers, kind=kind))
-    draft = open_pair(wide_target, path).draft
+    target, of_form = target_of(form, is_wide=True), FORMS[form]
+    wide = replace(of_form, width=WIDTH, **({"target_width": WIDTH} if isinstance(of_form, Head) else {}))
+    folder = write_draft(tmp_path / "draft", wide)
+    path = in_file(tmp_path / "blocks.gguf", wide, folder, pack=partial(packed, kind=kind))
+    plain = in_file(tmp_path / "plain.gguf", wide, folder, change=partial(numbers, kind=kind))
+    draft = open_pair(target, path).draft
     assert draft is not None
     assert any(name.endswith(f"q_proj.gguf_{kind.lower()}") for name in draft.checkpoint.tensors)
-    torch.testing.assert_close(guess(wide_target, path), guess(wide_target, plain), **BOUND)
+    torch.testing.assert_close(guess(target, path), guess(target, plain), **BOUND)
 
 
 @pytest.mark.parametrize("quant", ["int8", "nf4"])
@@ -177,14 +210,30 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "another target's tokens": ("EAGLE-3", {"eagle3.vocab_size": 5000}, "a vocabulary of 5000 tokens"),
     "a fork's": ("DFlash", {"general.architecture": "dflash-draft"}, "is of the architecture 'dflash-draft'"),
 }
+OF_ASSISTANTS: dict[str, tuple[dict[str, Any], str]] = {
+    "keys of its own": ({f"{ARCH}.attention.shared_kv_layers": 1}, r"shared_kv_layers = 1 of 3 layers"),
+    "layers of another model": ({f"{ARCH}.nextn_predict_layers": 1}, r"nextn_predict_layers = 1 of 3 layers"),
+    "no width of its target": ({f"{ARCH}.embedding_length_out": None}, r"lacks the setting .*embedding_length_out"),
+    "another width than the target's": ({f"{ARCH}.embedding_length_out": 48}, "hidden states of 48 numbers"),
+    "no window": ({f"{ARCH}.attention.sliding_window": None}, "lacks the setting .*sliding_window"),
+    "inputs of layers": ({f"{ARCH}.embedding_length_per_layer_input": 8}, "hidden_size_per_layer_input = 8"),
+    "another base": (
+        {f"{ARCH}.rope.freq_base_swa": 1e6}, "sliding_attention heads by rope_theta = 1000000.0, .* rotated by 10000.0",
+    ),
+    "another base where all is seen": ({f"{ARCH}.rope.freq_base": 1e4}, "full_attention heads by rope_theta = 10000.0"),
+    "another fork's": ({"general.architecture": "gemma4_assistant"}, "is of the architecture 'gemma4_assistant'"),
+    "what is not known": ({f"{ARCH}.centroid_count": 2048}, r"states gemma4-assistant\.centroid_count = 2048"),
+}  # fmt: skip
+REFUSED |= {case: (ASSISTANT, *found) for case, found in OF_ASSISTANTS.items()}
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_is_not_understood_is_refused_by_name(case: str, target: Path, tmp_path: Path) -> None:
+def test_what_is_not_understood_is_refused_by_name(case: str, target_of: Callable[..., Path], tmp_path: Path) -> None:
     form, settings, said = REFUSED[case]
-    path = write_as_gguf(write_draft(tmp_path / "draft", FORMS[form]), tmp_path / "draft.gguf", settings=settings)
+    folder = write_draft(tmp_path / "draft", FORMS[form])
+    path = in_file(tmp_path / "draft.gguf", FORMS[form], folder, settings=settings)
     with pytest.raises(EdgespecError, match=said):
-        open_pair(target, path)
+        open_pair(target_of(form), path)
 
 
 def test_a_list_that_begins_with_1_is_in_doubt_as_a_folders(target: Path, tmp_path: Path) -> None:
@@ -192,3 +241,33 @@ def test_a_list_that_begins_with_1_is_in_doubt_as_a_folders(target: Path, tmp_pa
     draft = open_pair(target, write_as_gguf(folder, tmp_path / "a.gguf")).draft
     assert draft is not None
     assert "after 2, 4, 7 layers" in draft.notes[0]
+
+
+def test_a_file_of_an_ordered_head_has_the_whole_one(tmp_path: Path) -> None:
+    """The converter leaves the groups out."""
+    form = Assistant(vocab=264, centroids=24, computed=5)
+    config = FAMILIES["gemma4"]()
+    config.vocab_size = form.vocab
+    target = save_folder(tmp_path / "target", make_model(config))
+    whole = {name: one for name, one in gemma_assistant.tensors_of(form).items() if "masked_embedding" not in name}
+    folder = write_assistant(tmp_path / "whole", Assistant(vocab=264), tensors=whole)
+    found = guess(target, gemma_assistant.write_as_gguf(tmp_path / "draft.gguf", form))
+    assert torch.equal(found, guess(target, folder))
+    assert not torch.equal(found, guess(target, write_assistant(tmp_path / "ordered", form)))
+
+
+def test_an_assistants_head_and_the_projections_may_be_in_blocks_too(
+    target_of: Callable[..., Path], tmp_path: Path
+) -> None:
+    def in_blocks(name: str, tensor: Tensor) -> tuple[int, bytes] | None:
+        return packed(f"blk.{name}", tensor, kind="Q8_0") if name.startswith(("token_embd", "nextn")) else None
+
+    def as_numbers(name: str, tensor: Tensor) -> tuple[str, Tensor]:
+        if not name.startswith(("token_embd", "nextn")):
+            return name, tensor
+        return name, numbers(f"blk.{name}", tensor, kind="Q8_0")[1]
+
+    target = target_of(ASSISTANT)
+    path = gemma_assistant.write_as_gguf(tmp_path / "blocks.gguf", WIDE, pack=in_blocks)
+    plain = gemma_assistant.write_as_gguf(tmp_path / "plain.gguf", WIDE, change=as_numbers)
+    torch.testing.assert_close(guess(target, path), guess(target, plain), **BOUND)
