@@ -1,4 +1,4 @@
-"""Calls that begin with the tool's name, in the forms of six families, are held to their tools' schemas."""
+"""Calls in the forms of eleven families are held to their tools' schemas: JSON behind a name, or tags around values."""
 
 import json
 from typing import Any
@@ -8,8 +8,10 @@ import pytest
 from edgespec.chat.answer import AnswerReader
 from edgespec.chat.call_grammar import calls_or_answer, forced_calls, strict_calls
 from edgespec.errors import EdgespecError
+from edgespec.sampling.grammar import Grammar
 from tests.edgespec.chat.test_answer import BEGIN, CALLS, CALLS_END, END, SEP
 from tests.edgespec.chat.test_call_grammar import ANSWER, ANY, SUN, Family
+from tests.edgespec.text import test_tagged_grammar as tagged
 from tests.edgespec.text.test_tagged_grammar import SCHEMA, calls_of, drawn_calls, tool
 
 TEMPLATES = {
@@ -42,10 +44,14 @@ THOUGHTS = {"gemma 4": ("<|channel>thought\n", "<channel|>"), "mistral since 202
             "harmony": ("<|channel|>analysis<|message|>", BETWEEN)}  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=[(name, has_tokens) for name in TEMPLATES for has_tokens in (True, False)])
+ALL = {"kimi": TEMPLATES["kimi"], "qwen": tagged.TEMPLATES["qwen"], **TEMPLATES, **tagged.TEMPLATES}
+
+
+@pytest.fixture(scope="module", params=[(name, has_tokens) for has_tokens in (True, False) for name in ALL])
 def family(request: pytest.FixtureRequest) -> tuple[str, Family]:
     name, has_tokens = request.param
-    return name, Family(TEMPLATES[name], marks=MARKS[name] if has_tokens else (), are_special=name in SPECIAL)
+    marks = MARKS.get(name, tagged.MARKS) if has_tokens else ()
+    return name, Family(ALL[name], marks=marks, are_special=name in SPECIAL)
 
 
 def bare(value: Any) -> str:
@@ -64,7 +70,17 @@ def call(family: str, name: str = "sun", /, **values: Any) -> str:
 
 def written(family: str, name: str = "sun", /, **values: Any) -> str:
     """An answer that is one call."""
+    if family in tagged.CALLS:
+        texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in values.items()}
+        return tagged.written(family, name, **texts)
     return ONE[family][1].replace("\n{0}", "").replace("{0}{0}", "{0}").format(call(family, name, **values))
+
+
+def two(family: str) -> str:
+    """An answer of two calls, where a family has such."""
+    if family in tagged.CALLS:
+        return "\n".join([written(family, city="Rome")] * 2)
+    return ONE[family][1].format(call(family, city="Rome"))
 
 
 def said(family: str, words: str) -> str:
@@ -77,27 +93,30 @@ def test_calls_are_required_or_strict_or_stand_in_place_of_an_answer(family: tup
     forced = forced_calls(found.format, [SUN], "may come")
     assert found.takes(forced, right)
     assert calls_of(found, [SUN], right) == [("sun", {"city": "Rome"})]
-    two = ONE[name][1].format(call(name, city="Rome"))
+    both = two(name)
     for text in (wrong, said(name, "Hello"), "", written(name), written(name, "any", city="Rome"), right + right):
         assert not found.takes(forced, text), text
     strict = strict_calls(found.format, [SUN, ANY], "may come")
     free = written(name, "any", day=['"<b>\n', {"x": None}, 1.5], other={})
     before = f"<|channel|>commentary<|message|>So: {BETWEEN}" if name == "harmony" else "So: "
-    for text in (said(name, ""), said(name, "See: <b>1 < 2</b> {x}\n"), before + right, before + two, free):
+    for text in (said(name, ""), said(name, "See: <b>1 < 2</b> {x}\n"), before + right, before + both, free):
         assert found.takes(strict, text), text
     for text in (before + wrong, written(name, "snow", city="Rome"), right[: right.index("Rome")]):
         assert not found.takes(strict, text), text
-    assert found.takes(strict, two + " And so on." if "{0}{0}" in ONE[name][1] or "\n{0}" in ONE[name][1] else two)
+    assert found.takes(strict, both if name == "harmony" else both + " And so on.")
     answer = calls_or_answer(found.format, [SUN, ANY], ANSWER, "may come")
-    for text in (right, two, said(name, '{ "size": 2}'), free):
+    for text in (right, both, said(name, '{ "size": 2}'), free):
         assert found.takes(answer, text), text
     for text in (said(name, ""), said(name, "Hello"), said(name, '{"size": 3}'), wrong, f'{right}{{"size": 1}}'):
         assert not found.takes(answer, text), text
-    assert calls_of(found, [SUN, ANY], two) == [("sun", {"city": "Rome"})] * (1 if name == "harmony" else 2)
+    assert name not in tagged.CALLS or not found.takes(answer, before + right)
+    assert calls_of(found, [SUN, ANY], both) == [("sun", {"city": "Rome"})] * (1 if name == "harmony" else 2)
 
 
 def test_calls_come_after_what_is_thought(family: tuple[str, Family]) -> None:
     name, found = family
+    if name not in THOUGHTS and "<think>" not in ALL[name]:
+        pytest.skip("a template that knows no thoughts")
     opens, closes = THOUGHTS.get(name, ("<think>", "</think>"))
     right = written(name, city="Rome")
     for thought, begun in (("open", ""), ("may come", opens)):
@@ -115,7 +134,10 @@ RIGHT = {
     "city": "a <b>\n c", "days": 7, "unit": "c", "at": {"x": 1}, "far": None, "name": "Ann", "tags": ["a", "a"],
     "mode": "1", "kind": 5,
 }  # fmt: skip
-WRONG = {"days": "x", "unit": "k", "at": {"x": "1"}, "far": "far", "tags": ["b"], "mode": "3", "kind": 6, "name": 1}
+WRONG: list[tuple[str, Any]] = [
+    ("days", "x"), ("unit", "k"), ("at", {"x": "1"}), ("far", "far"), ("tags", ["b"]), ("mode", "3"), ("mode", '"1"'),
+    ("kind", 6), ("name", 1),
+]  # fmt: skip
 
 
 def test_each_value_is_held_to_its_own_schema(family: tuple[str, Family]) -> None:
@@ -126,25 +148,37 @@ def test_each_value_is_held_to_its_own_schema(family: tuple[str, Family]) -> Non
     assert found.takes(grammar, text)
     assert calls_of(found, tools, text) == [("sun", RIGHT)]
     assert not found.takes(grammar, written(name, days=7))  # without what is required
-    for key, wrong in WRONG.items():
-        assert not found.takes(grammar, written(name, **{"city": "x", key: wrong})), key
+    for key, wrong in WRONG:
+        if (name, key) not in {(one, "name") for one in tagged.CALLS}:  # where 1 is a text, too
+            assert not found.takes(grammar, written(name, **{"city": "x", key: wrong})), key
     assert not found.takes(grammar, written(name, city="x", other="y"))
+    if name in tagged.CALLS:
+        of_call, of_value = tagged.CALLS[name]
+        assert not found.takes(grammar, of_call.format("sun", of_value.format("city", "x") * 2))
 
 
 def test_random_calls_under_a_grammar_are_read_and_fit(family: tuple[str, Family]) -> None:
     """In pieces of a letter, too."""
-    _, found = family
-    for text, tools, values in drawn_calls(found, "none", '</>|"}a1'):
+    name, found = family
+    thought, liked = ("may come", "</>a1\n") if name in tagged.CALLS else ("none", '</>|"}a1')
+    for text, tools, values in drawn_calls(found, thought, liked):  # type: ignore[arg-type]
         reader = AnswerReader(found.format, prompt_end="", tools=tools)
         streamed = [part.call for letter in text for part in reader.feed(letter)]
         streamed += [part.call for part in reader.end()]
         assert [json.loads(one.arguments) for one in streamed if one] == [values]
 
 
+def test_the_other_answer_may_have_any_grammar(family: tuple[str, Family]) -> None:
+    name, found = family
+    grammar = calls_or_answer(found.format, [SUN], Grammar(form="grammar", text='root ::= "yes"'), "may come")
+    assert all(found.takes(grammar, text) for text in (said(name, "yes"), written(name, city="Rome")))
+    assert not found.takes(grammar, said(name, "no"))
+
+
 def test_a_name_that_the_reader_would_not_find_is_refused(family: tuple[str, Family]) -> None:
     name, found = family
     odd: Any = {"type": "function", "function": {"name": "a[b<c\nd{"}}
-    with pytest.raises(EdgespecError, match="its calls have no such names"):
+    with pytest.raises(EdgespecError, match=r"its calls have no such names|is no name between tags"):
         forced_calls(found.format, [odd], "none")
     assert found.takes(forced_calls(found.format, [tool({})], "none"), written(name))
 

@@ -10,8 +10,8 @@ from edgespec.chat.answer import AnswerReader
 from edgespec.chat.answer_frame import Thought
 from edgespec.chat.call_grammar import calls_or_answer, forced_calls, strict_calls
 from edgespec.errors import EdgespecError
-from edgespec.sampling.grammar import Grammar, json_schema_grammar
-from tests.edgespec.chat.test_call_grammar import ANSWER, ANY, SUN, Family, drawn_text
+from edgespec.sampling.grammar import json_schema_grammar
+from tests.edgespec.chat.test_call_grammar import ANSWER, SUN, Family, drawn_text
 
 DSML = "\uff5cDSML\uff5c"
 NO_TEXTS = ("days", "at", "far", "tags", "kind")  # of `SCHEMA`, below
@@ -30,12 +30,6 @@ CALLS = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=[(name, has_tokens) for name in TEMPLATES for has_tokens in (True, False)])
-def family(request: pytest.FixtureRequest) -> tuple[str, Family]:
-    name, has_tokens = request.param
-    return name, Family(TEMPLATES[name], marks=MARKS if has_tokens else ())
-
-
 def written(family: str, name: str = "sun", /, **values: str) -> str:
     call, value = CALLS[family]
     pairs = ((value.replace('"true"', '"false"') if key in NO_TEXTS else value).format(key, text)
@@ -51,32 +45,6 @@ def calls_of(found: Family, tools: list[Any], text: str) -> list[Any]:
     reader = AnswerReader(found.format, prompt_end="", tools=tools)
     parts = [*reader.feed(text), *reader.end()]
     return [(part.call.name, json.loads(part.call.arguments)) for part in parts if part.call]
-
-
-def test_calls_are_required_or_strict_or_stand_in_place_of_an_answer(family: tuple[str, Family]) -> None:
-    name, found = family
-    right, wrong, other = (written(name, city=city) for city in ("Rome", "Oslo", "Paris"))
-    forced = forced_calls(found.format, [SUN], "may come")
-    assert found.takes(forced, right)
-    for text in (wrong, "Hello", written(name), written(name, "any", city="Rome"), right + right):
-        assert not found.takes(forced, text), text
-    strict = strict_calls(found.format, [SUN, ANY], "may come")
-    for text in (
-        "",
-        "Let me see: <b>1 < 2</b> {x}\n",
-        f"So: {right}\n{other} there.",
-        written(name, "any", day="<b>\n\n"),
-    ):
-        assert found.takes(strict, text), text
-    for text in (f"So: {wrong}", written(name, "snow", city="Rome"), right[: right.index("Rome")]):
-        assert not found.takes(strict, text), text
-    answer = calls_or_answer(found.format, [SUN, ANY], ANSWER, "may come")
-    for text in (right, f"{right}\n{other}", '\n{ "size": 2}', written(name, "any", a="x", b="")):
-        assert found.takes(answer, text), text
-    for text in ("", "Hello", '{"size": 3}', wrong, f'{right}{{"size": 1}}', f"So: {right}"):
-        assert not found.takes(answer, text), text
-    for text in (right, f"{right}\n{other}"):
-        assert {call for call, _ in calls_of(found, [SUN, ANY], text)} == {"sun"}
 
 
 @pytest.mark.parametrize("has_tokens", [True, False])
@@ -102,27 +70,6 @@ SCHEMA = {
     },
     "required": ["city"], "additionalProperties": False,
 }  # fmt: skip
-RIGHT = {
-    "city": ("a <b>\n c", "a <b>\n c"), "days": ("7", 7), "unit": ("c", "c"), "at": ('{"x": 1}', {"x": 1}),
-    "far": ("null", None), "name": ("Ann", "Ann"), "tags": ('["a", "a"]', ["a", "a"]), "mode": ("1", "1"),
-    "kind": ("5", 5),
-}  # fmt: skip
-WRONG = {"days": "x", "unit": "k", "at": '{"x": "1"}', "far": "far", "tags": '["b"]', "mode": '"1"', "kind": "6"}
-
-
-def test_each_value_is_held_to_its_own_schema(family: tuple[str, Family]) -> None:
-    name, found = family
-    tools = [tool(SCHEMA, strict=True)]
-    grammar = forced_calls(found.format, tools, "may come")
-    text = written(name, **{key: text for key, (text, _) in RIGHT.items()})
-    assert found.takes(grammar, text)
-    assert calls_of(found, tools, text) == [("sun", {key: value for key, (_, value) in RIGHT.items()})]
-    assert not found.takes(grammar, written(name, days="7"))  # without what is required
-    for key, wrong in WRONG.items():
-        assert not found.takes(grammar, written(name, city="x", **{key: wrong})), key
-    assert not found.takes(grammar, written(name, city="x", other="y"))
-    call, value = CALLS[name]
-    assert not found.takes(grammar, call.format("sun", value.format("city", "x") * 2))
 
 
 def drawn_calls(found: Family, thought: Thought, liked: str) -> list[tuple[str, list[Any], Any]]:
@@ -142,10 +89,6 @@ def drawn_calls(found: Family, thought: Thought, liked: str) -> list[tuple[str, 
                 ended.append((text, tools, values))
     assert len(ended) > 5
     return ended
-
-
-def test_random_calls_under_a_grammar_are_read_and_fit(family: tuple[str, Family]) -> None:
-    assert drawn_calls(family[1], "may come", "</>a1\n")
 
 
 @pytest.mark.parametrize(
@@ -175,13 +118,6 @@ def test_a_required_call_of_a_tool_that_is_not_strict_may_have_such_values() -> 
     assert not found.takes(grammar, written("qwen", a="xy", b="any")), "an argument that no schema lists"
     bounded["function"]["parameters"]["additionalProperties"] = True
     assert found.takes(forced_calls(found.format, [bounded], "may come"), written("qwen", a="xy", b="any"))
-
-
-def test_the_other_answer_may_have_any_grammar(family: tuple[str, Family]) -> None:
-    name, found = family
-    grammar = calls_or_answer(found.format, [SUN], Grammar(form="grammar", text='root ::= "yes"'), "may come")
-    assert all(found.takes(grammar, text) for text in ("yes", written(name, city="Rome")))
-    assert not found.takes(grammar, "no")
 
 
 @pytest.mark.parametrize("are_special", [True, False])
