@@ -6,10 +6,10 @@
 Tiny random models of each family with its own processor, in float32. Prompts have one or three pictures, before and
 behind words and in the middle of a conversation. Texts are decoded plainly, through trees with looked up text, with the
 target's own copy, with random heads of two published forms, and with a layer of its own that predicts several tokens
-where the family has one; resident and streamed; alone, and four at a time beside texts of words. At temperature 0 they
-are compared with `generate`, at 0.8, in company, with plain decoding alone. Then another picture stands under the same
-words, and the same one under others, for each kind of rows that are kept. Exits 1 where a text differs, but for two
-tokens that rounding decides between, or where rows of another picture are found.
+where the family has one; resident, and streamed in chunks of 16 rows; alone, and four at a time beside texts of words.
+At temperature 0 they are compared with `generate`, at 0.8, in company, with plain decoding alone. Then another picture
+stands under the same words, and the same one under others, for each kind of rows that are kept. Exits 1 where a text
+differs, but for two tokens that rounding decides between, or where rows of another picture are found.
 """
 
 import argparse
@@ -49,6 +49,7 @@ HEADS = ("eagle3", "dflash")
 WITH_LAYER = "qwen3_5"  # the family whose files may have a layer that predicts several tokens
 KINDS = ("memory", "slots", "prompt cache")
 COMPANY = 4
+CHUNK_ROWS = 16  # that pass a layer at once where layers are streamed: prompts have more
 NEAR_TIE = 2e-6  # of the largest logit: rows in other company round so in float32
 
 
@@ -92,6 +93,9 @@ def opened(folder: Path, way: str, resident: int | None) -> Iterator[Engine]:
         folder, draft=draft, device="cpu", dtype="float32", context_tokens=1024, parallel=COMPANY + 2, tree=tree,
         limits=MemoryLimits(max_resident_layers=resident), draft_check=False, self_check=way == "plain",
     ) as engine:  # fmt: skip
+        if resident is not None:
+            model = engine._loaded.target
+            model._chunk_rows = model.layer_rows = CHUNK_ROWS
         yield engine
 
 
