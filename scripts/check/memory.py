@@ -2,6 +2,7 @@
 
     python -m scripts.check.memory -m CHECKPOINT [MODEL.gguf ...]
     python -m scripts.check.memory -m CHECKPOINT --lora-rank 128      each setting again with two random adapters
+    ... --repeats 2 --setting "--dtype bfloat16 -c 256" --setting "--dtype bfloat16 -c 256 -ngl 0"       in minutes
 
 A model of the built-in pair's tokens drafts with its small model, another without a draft. A GGUF file is measured in
 bf16 and float32, a folder in more ways.

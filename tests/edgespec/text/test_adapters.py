@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -215,3 +216,25 @@ def test_few_rows_of_a_text_with_adapters_do_not_pass_all_layers_in_one_native_c
                 wanted = meant(input_ids=ids[None]).logits[0, -1]
             found = target.read_text(target.new_text(use), ids)
             assert float((found - wanted).abs().max() / wanted.abs().max()) < 1e-5, use
+
+
+def test_a_conversation_that_changes_its_adapters_is_read_anew_with_them(tmp_path: Path) -> None:
+    """And gone on with the same ones it is not: each answer is that of an engine that has read nothing before."""
+    model: Any = AutoModelForCausalLM.from_pretrained(DEMO_FOLDER / "target", dtype=torch.float32)
+    adapters = [write_adapter(tmp_path / name, model, ENDS, seed=seed) for seed, name in enumerate(("one", "two"))]
+    with open_engine(DEMO_FOLDER / "target", f"{adapters[0]}:0.5", f"{adapters[1]}:0") as engine:
+        chat = engine.chat(temperature=0.0, max_new_tokens=NEW, eos_token_id=[])
+        turns = [(["one"], False), (["one"], True), ([("one", 1.0)], False), (["two"], False), ([], False), ([], True)]
+        for choice, is_kept in turns:
+            chat.options["adapters"] = choice
+            chat.send("def main(")
+            assert chat.last is not None
+            assert (chat.last.cached_tokens > 0) == is_kept, choice
+            fresh = engine.generate(chat.prompt_ids(chat.messages[:-1]), adapters=choice, **GREEDY)
+            assert chat.last.token_ids == fresh.token_ids, choice
+        path = tmp_path / "chat.json"
+        chat.save(path)
+    assert [(name, scale) for name, _, scale in json.loads(path.read_text())["adapters"]] == [
+        ("one", 0.5),
+        ("two", 0.0),
+    ]
