@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import ctypes
 import functools
+import itertools
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -203,6 +204,33 @@ def test_rows_of_texts_and_trees_are_near_those_of_the_familys_own_forward(
     for ours, theirs in zip(*(cache.layers for cache in caches), strict=True):
         for one, other in zip(ours.rows(37), theirs.rows(37), strict=True):
             assert far(one, other) < NEAR[dtype]
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_a_norm_with_one_large_weight_counts_from_where_its_family_does(family: str, tokens: Tensor) -> None:
+    """Gemma 3 270M has norms whose other weights are below 3, and one is 250."""
+    models = [copy.deepcopy(random_model(family, torch.float32)) for _ in range(2)]
+    for name, norm in itertools.chain(*(model.named_parameters() for model in models)):
+        if name.endswith("layernorm.weight"):
+            norm[-1] = 250
+    usual, native = (CausalModel(model, device=CPU, keeps_row_bits=True) for model in models)
+    native.use_native_passes()
+    expected, found = (model.read([next_rows(model.new_text(), tokens[:30])])[0] for model in (usual, native))
+    assert far(found, expected) < NEAR[torch.float32]
+
+
+def test_a_router_of_small_weights_behind_a_norm_of_large_ones_scores_as_its_family_does(tokens: Tensor) -> None:
+    """On small rows a softmax and sigmoids choose with alike shares."""
+    models = [copy.deepcopy(random_model("glm4-moe", torch.float32)) for _ in range(2)]
+    for name, parameter in itertools.chain(*(model.named_parameters() for model in models)):
+        if name.endswith("mlp.gate.weight"):
+            parameter /= 100
+        elif name.endswith("post_attention_layernorm.weight"):
+            parameter *= 100
+    usual, native = (CausalModel(model, device=CPU, keeps_row_bits=True) for model in models)
+    native.use_native_passes()
+    expected, found = (model.read([next_rows(model.new_text(), tokens[:30])])[0] for model in (usual, native))
+    assert far(found, expected) < NEAR[torch.float32]
 
 
 def all_short(_rotation: LengthRotation, part: PassRows) -> Tensor:
