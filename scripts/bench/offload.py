@@ -323,27 +323,14 @@ def print_table(rows: list[dict[str, Any]], link: str) -> None:
         print(f"{row['name']:<24}{row['mode']:<6}" + "".join(f"{value:>10}" for value in values) + link)
 
 
-def numbers(text: str) -> list[int]:
-    """'16,64' as numbers."""
-    return [int(part) for part in text.split(",") if part]
-
-
-def modes(text: str) -> list[str]:
-    """'warm,cold' as names."""
-    names = text.split(",")
-    if unknown := set(names) - {"warm", "cold"}:
-        raise argparse.ArgumentTypeError(f"'{min(unknown)}' is neither warm nor cold")
-    return names
-
-
 def parse_arguments() -> argparse.Namespace:
     """The options, checked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path, help="a folder whose decoder is model.layers, as Llama's and Qwen's are")
     parser.add_argument("-md", "--draft-model", type=Path, default=DEMO_FOLDER / "draft")
-    parser.add_argument("--modes", type=modes, default="warm,cold")
-    parser.add_argument("--tree-sizes", type=numbers, default="16,64,256")
-    parser.add_argument("--assistant-tokens", type=numbers, default="5,10")
+    parser.add_argument("--modes", nargs="+", default=["warm", "cold"], choices=["warm", "cold"])
+    parser.add_argument("--tree-sizes", type=int, nargs="*", default=[16, 64, 256])
+    parser.add_argument("--assistant-tokens", type=int, nargs="*", default=[5, 10])
     parser.add_argument(
         "--assistant-confidence", type=float, default=0.0, help="below it transformers' draft stops early; 0 is off"
     )
