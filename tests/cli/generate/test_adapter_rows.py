@@ -72,6 +72,9 @@ def test_each_row_has_the_text_of_its_adapters(
     assert records["none"]["row_settings"]["adapter"] == []
 
     assert run_cli([*arguments(pair_folders, places), "--resume"]).code == 0
+    swapped = run_cli([*arguments(pair_folders, {**places, "two": Path(f"two={places['one']}")}), "--resume"])
+    assert swapped.code == 2, "another adapter under a name that only rows choose"
+    assert "adapters" in swapped.err
     rows[1]["adapter"] = "one"
     changed = run_cli([*arguments(pair_folders, places), "--resume"], files=lines(rows))
     assert changed.code == 2, changed.err
