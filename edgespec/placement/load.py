@@ -14,7 +14,7 @@ from edgespec.machine.claim import claim_device
 from edgespec.machine.device import keeps_row_bits
 from edgespec.model.causal_model import CausalModel, chunk_rows_on
 from edgespec.model.mechanisms.waiting_keys import NUM_PLACES, KeyStream
-from edgespec.model.native.trial import try_head
+from edgespec.model.native.trial import try_weights
 from edgespec.model.own_pass_model import OwnPassModel
 from edgespec.model.picture_prompt import PicturePrompt
 from edgespec.model.self_check import check_tree_reading
@@ -85,8 +85,8 @@ class LoadedModels:
         for role, causal in self._causal.items():
             if not streamed[role].reorders:
                 causal.use_native_passes()
-                if reads_features(causal.model) and not hasattr(causal.model, "block"):
-                    try_head(causal)
+                if not hasattr(causal.model, "block"):
+                    try_weights(causal, takes_features=reads_features(causal.model))
         if support.has_own_passes:
             self._causal["target"] = OwnPassModel(
                 target.model, device=device, reads_on=support.reads_on, share_layers=target.shared_layers

@@ -21,8 +21,10 @@ from edgespec.tree.token_tree import ancestors_mask, depths
 from offload.native.compiler import is_available
 
 TOLERANCE = 1e-3  # of the largest hidden number; correct passes differ by about 1e-6 of it
-HEAD_PROMPT = 5
+FEW = 5  # rows of a loaded model
 NEAR = {torch.float32: 2e-3, torch.bfloat16: 0.05}  # of norms of what a head's own weights make
+# Of what all layers make: those of published models differ by 1e-3 and 0.04 at most, which rounding does
+NEAR_THROUGH_ALL = {torch.float32: 0.02, torch.bfloat16: 0.2}
 CORRECTION = 0.2  # of a router's scores
 PROMPT, OTHER_PROMPT = 41, 14  # tokens
 PARENTS = (-1, 0, 0, 1, 1, 2, 4, 4)
@@ -54,30 +56,35 @@ def _is_right(trial: Trial) -> bool:
 
 
 @torch.no_grad()
-def try_head(causal: CausalModel) -> None:
-    """Read some rows of a loaded head both ways, and natively no more where what comes out differs.
+def try_weights(causal: CausalModel, *, takes_features: bool) -> None:
+    """Read some rows of a loaded model both ways, and natively no more where what comes out differs.
 
-    Its first layer takes features, and is no family's: the family's trial says nothing of it.
+    Where a norm's weight counts from, and how a router scores, is found by what trained weights do: the family's narrow
+    copy has other ones. A head's first layer takes features, and is no family's.
     """
-    native, generator = causal.is_native, torch.Generator().manual_seed(0)
-    if not native:
+    if not causal.is_native:
         return
-    ids = torch.randint(causal.num_embeddings, (HEAD_PROMPT + len(PARENTS),), generator=generator)
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(0, causal.num_embeddings, (FEW + len(PARENTS),), generator=generator)
     features = torch.randn(len(ids), int(causal.config.hidden_size), generator=generator).to(causal.model.dtype)
-    found = _states_of_head(causal, ids, features)
+    own = features if takes_features else None
+    found = _states_of_weights(causal, ids, own)
     causal.drop_native_passes()
-    expected = _states_of_head(causal, ids, features)
-    near = NEAR[causal.model.dtype]
+    expected = _states_of_weights(causal, ids, own)
+    near = (NEAR if takes_features else NEAR_THROUGH_ALL)[causal.model.dtype]
     if all(float((one - other).norm()) < near * float(one.norm()) for one, other in zip(expected, found, strict=True)):
         causal.use_native_passes()
 
 
-def _states_of_head(causal: CausalModel, ids: Tensor, features: Tensor) -> list[Tensor]:
-    cache, (text, nodes) = causal.new_text(), ids.split([HEAD_PROMPT, len(PARENTS)])
-    read = causal.read([next_rows(cache, text, previous=features[:HEAD_PROMPT])])
-    cache.commit_next(text.tolist())
-    tree = replace(_tree_rows(cache, nodes), previous=features[HEAD_PROMPT:])
-    return [rows.float() for rows in (*read, *causal.read([tree]))]
+def _states_of_weights(causal: CausalModel, ids: Tensor, features: Tensor | None) -> list[Tensor]:
+    """Return the last hidden states of a text's rows, and for a head of a tree's behind them."""
+    cache, (text, nodes) = causal.new_text(), ids.split([FEW, len(PARENTS)])
+    read = causal.read([next_rows(cache, text, previous=None if features is None else features[:FEW])])
+    if features is not None:
+        cache.commit_next(text.tolist())
+        tree = replace(_tree_rows(cache, nodes), previous=features[FEW:])
+        read += causal.read([tree])
+    return [rows.float() for rows in read]
 
 
 def _vary_corrections(model: nn.Module) -> None:

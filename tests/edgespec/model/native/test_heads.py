@@ -158,7 +158,7 @@ def test_a_head_that_natively_computes_something_else_is_read_by_torch(
     passes._compiled.cache_clear()
     FAULTS[fault](monkeypatch)
     _, native = both("eagle3", torch.bfloat16 if fault == "none" else torch.float32)
-    trial.try_head(native)
+    trial.try_weights(native, takes_features=True)
     assert native.is_native == (fault == "none")
     passes._compiled.cache_clear()
 

@@ -46,7 +46,7 @@ from edgespec.draft.dflash_network import GuessedBlock
 from edgespec.model.causal_model import CausalModel
 from edgespec.model.length_rotation import LengthRotation
 from edgespec.model.mechanisms.windows import AttentionWindow
-from edgespec.model.native import attention, functions, mixture, pass_text, passes, trial
+from edgespec.model.native import attention, functions, layers, mixture, pass_text, passes, trial
 from edgespec.model.native.fields import RecordFields
 from edgespec.model.native.mixture import MixtureSteps
 from edgespec.model.native.shape import DecoderShape
@@ -217,6 +217,24 @@ def test_a_norm_with_one_large_weight_counts_from_where_its_family_does(family: 
     native.use_native_passes()
     expected, found = (model.read([next_rows(model.new_text(), tokens[:30])])[0] for model in (usual, native))
     assert far(found, expected) < NEAR[torch.float32]
+
+
+@pytest.mark.parametrize("is_wrong", [False, True])
+def test_weights_for_which_a_call_computes_something_else_are_read_by_torch(
+    is_wrong: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The family's narrow copy is not asked: what is wrong may lie in these weights alone."""
+    native = CausalModel(copy.deepcopy(random_model("gemma3", torch.bfloat16)), device=CPU)
+    if is_wrong:
+        of_module = layers._Norm.of
+        monkeypatch.setattr(layers._Norm, "of", lambda module: norm_without_one(of_module(module)))
+    native.use_native_passes()
+    trial.try_weights(native, takes_features=False)
+    assert native.is_native != is_wrong
+
+
+def norm_without_one(norm: layers._Norm | None) -> layers._Norm | None:
+    return None if norm is None else replace(norm, factor=norm.factor - 1)
 
 
 def test_a_router_of_small_weights_behind_a_norm_of_large_ones_scores_as_its_family_does(tokens: Tensor) -> None:
