@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 pytest.importorskip("PIL")
 pytest.importorskip("transformers.models.gemma4.image_processing_pil_gemma4", reason="a newer transformers has them")
@@ -153,6 +153,20 @@ def saved(of: Family, folder: Path) -> Path:
     return folder
 
 
+def embeddings_taken_by(kind: type[nn.Module], monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
+    """What heads' modules of this kind take beside features from now on, call by call."""
+    taken: list[Tensor] = []
+    forward = kind.forward
+
+    def fuse(module: nn.Module, embedded: Tensor, previous: Tensor) -> Tensor:
+        taken.append(embedded)
+        found: Tensor = forward(module, embedded, previous)
+        return found
+
+    monkeypatch.setattr(kind, "forward", fuse)
+    return taken
+
+
 def state_axes(draft: Path, **named: Any) -> None:
     """Let a draft's config state a rotation of several axes."""
     config = json.loads((draft / "config.json").read_text())
@@ -173,14 +187,7 @@ def test_an_eagle3_head_embeds_words_itself_and_gets_pictures_of_the_target(
     draft = write_head(tmp_path / "head", form)
     if rotation is not None:
         state_axes(draft, type=rotation)
-    fused: list[Tensor] = []
-    forward = Eagle3Fuse.forward
-
-    def fuse(module: Eagle3Fuse, embedded: Tensor, previous: Tensor) -> Tensor:
-        fused.append(embedded)
-        return forward(module, embedded, previous)
-
-    monkeypatch.setattr(Eagle3Fuse, "forward", fuse)
+    fused = embeddings_taken_by(Eagle3Fuse, monkeypatch)
     with rows_of_drafts(saved(of, tmp_path / "model"), draft, monkeypatch) as (engine, read_rows):
         table = engine._loaded.draft.model.get_input_embeddings().weight.clone()
         assert list(engine.generate(prompt, **GREEDY).token_ids) == generated(of, prompt)
@@ -197,14 +204,7 @@ def test_a_head_of_ours_gets_pictures_of_the_target(
 ) -> None:
     of = SEEING[family]()
     prompt, folder = seeing_prompt(of, (1, 2)), saved(of, tmp_path / "model")
-    fused: list[Tensor] = []
-    forward = Fuse.forward
-
-    def fuse(module: Fuse, embedded: Tensor, previous: Tensor) -> Tensor:
-        fused.append(embedded)
-        return forward(module, embedded, previous)
-
-    monkeypatch.setattr(Fuse, "forward", fuse)
+    fused = embeddings_taken_by(Fuse, monkeypatch)
     head = write_feature_head(tmp_path / "head", folder)
     with rows_of_drafts(folder, head, monkeypatch) as (engine, _):
         fused.clear()

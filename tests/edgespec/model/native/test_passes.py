@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import ctypes
 import functools
-import itertools
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -154,10 +153,13 @@ def random_model(family: str, dtype: torch.dtype) -> PreTrainedModel:
 
 
 def both(
-    family: str = "llama", dtype: torch.dtype = torch.float32, *, fuse: nn.Module | None = None, block: Any = None
-) -> tuple[CausalModel, CausalModel]:
+    family: str = "llama", dtype: torch.dtype = torch.float32, *, fuse: nn.Module | None = None, block: Any = None,
+    change: Callable[[PreTrainedModel], None] = lambda _: None,
+) -> tuple[CausalModel, CausalModel]:  # fmt: skip
     """The same model as torch runs it, and natively; with `fuse` a head, which reads features, or a `block`."""
     models = [copy.deepcopy(random_model(family, dtype)) for _ in range(2)]
+    for model in models:
+        change(model)
     for model in models if fuse is not None else ():
         model.fuse = fuse
         if block is not None:
@@ -209,12 +211,13 @@ def test_rows_of_texts_and_trees_are_near_those_of_the_familys_own_forward(
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
 def test_a_norm_with_one_large_weight_counts_from_where_its_family_does(family: str, tokens: Tensor) -> None:
     """Gemma 3 270M has norms whose other weights are below 3, and one is 250."""
-    models = [copy.deepcopy(random_model(family, torch.float32)) for _ in range(2)]
-    for name, norm in itertools.chain(*(model.named_parameters() for model in models)):
-        if name.endswith("layernorm.weight"):
-            norm[-1] = 250
-    usual, native = (CausalModel(model, device=CPU, keeps_row_bits=True) for model in models)
-    native.use_native_passes()
+
+    def enlarge(model: PreTrainedModel) -> None:
+        for name, norm in model.named_parameters():
+            if name.endswith("layernorm.weight"):
+                norm[-1] = 250
+
+    usual, native = both(family, change=enlarge)
     expected, found = (model.read([next_rows(model.new_text(), tokens[:30])])[0] for model in (usual, native))
     assert far(found, expected) < NEAR[torch.float32]
 
@@ -239,14 +242,15 @@ def norm_without_one(norm: layers._Norm | None) -> layers._Norm | None:
 
 def test_a_router_of_small_weights_behind_a_norm_of_large_ones_scores_as_its_family_does(tokens: Tensor) -> None:
     """On small rows a softmax and sigmoids choose with alike shares."""
-    models = [copy.deepcopy(random_model("glm4-moe", torch.float32)) for _ in range(2)]
-    for name, parameter in itertools.chain(*(model.named_parameters() for model in models)):
-        if name.endswith("mlp.gate.weight"):
-            parameter /= 100
-        elif name.endswith("post_attention_layernorm.weight"):
-            parameter *= 100
-    usual, native = (CausalModel(model, device=CPU, keeps_row_bits=True) for model in models)
-    native.use_native_passes()
+
+    def rescale(model: PreTrainedModel) -> None:
+        for name, parameter in model.named_parameters():
+            if name.endswith("mlp.gate.weight"):
+                parameter /= 100
+            elif name.endswith("post_attention_layernorm.weight"):
+                parameter *= 100
+
+    usual, native = both("glm4-moe", change=rescale)
     expected, found = (model.read([next_rows(model.new_text(), tokens[:30])])[0] for model in (usual, native))
     assert far(found, expected) < NEAR[torch.float32]
 
