@@ -62,8 +62,8 @@ def _packed_module(model: PreTrainedModel, name: str, weights: list[tuple[str, P
     module = model.get_submodule(name)
     if isinstance(module, nn.Embedding):
         return PackedTable(module, weights)
-    is_head = module is model.get_output_embeddings() and type(module) is nn.Linear
-    if is_head:
+    output = model.get_output_embeddings()
+    if type(module) is nn.Linear and module is getattr(output, "linear", output):  # which a draft's head holds
         return PackedHead(module, weights)
     return PackedModule(module, weights, is_read_whole=is_read_whole(model, name))
 

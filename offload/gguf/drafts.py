@@ -95,10 +95,10 @@ def known_tokens(header: GgufHeader, _: dict[str, Any], fields: dict[str, Any]) 
 
 
 ENDS = {
-    "fc.weight": named("fc.weight"),
-    "token_embd.weight": named("embed_tokens.weight"),
+    "fc.weight": module("fc"),
+    "token_embd.weight": module("embed_tokens"),
     "output_norm.weight": named("norm.weight"),
-    "output.weight": named("lm_head.weight"),
+    "output.weight": module("lm_head"),
     "d2t": _map,
 }
 DRAFTS = {
@@ -120,17 +120,17 @@ DRAFTS = {
         parts={
             **ENDS,
             "enc.output_norm.weight": named("hidden_norm.weight"),
-            "markov_w1.weight": named("markov_head.markov_w1.weight"),
-            "markov_w2.weight": named("markov_head.markov_w2.weight"),
+            "markov_w1.weight": module("markov_head.markov_w1"),
+            "markov_w2.weight": module("markov_head.markov_w2"),
             "conf_proj.weight": named("confidence_head.proj.weight"),
             "conf_proj.bias": named("confidence_head.proj.bias"),
             "attn_conv_base": named("attention_conv.base_kernel"),
             "ffn_conv_base": named("mlp_conv.base_kernel"),
             "attn_conv_proj.weight": module("attention_conv.kernel_projection"),
             "ffn_conv_proj.weight": module("mlp_conv.kernel_projection"),
-            "selector_hidden.weight": named("candidate_selector.hidden_projection.weight"),
-            "selector_predecessor.weight": named("candidate_selector.predecessor_codebook"),
-            "selector_successor.weight": named("candidate_selector.successor_codebook"),
+            "selector_hidden.weight": module("candidate_selector.hidden_projection"),
+            "selector_predecessor.weight": module("candidate_selector.predecessor_codebook"),
+            "selector_successor.weight": module("candidate_selector.successor_codebook"),
         },
         settings=HEAD_DIM,
         scalings=("linear", "yarn"),

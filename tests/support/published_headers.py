@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from transformers import CONFIG_MAPPING
+
 from offload.formats.gguf_blocks import TYPES
 from tests.offload.gguf.files import ALIGNMENT, write_gguf
 from tests.support.published_configs import GLM_AIR
@@ -83,8 +85,7 @@ def glm_air() -> Published:
         if layer < c["first_k_dense_replace"]:
             own |= _gated("", c["intermediate_size"], h)
         else:
-            own |= {name: (experts, *shape) for name, shape in _gated("_exps", inner, h).items()}
-            own |= {"ffn_gate_inp.weight": (experts, h), "exp_probs_b.bias": (experts,), **_gated("_shexp", inner, h)}
+            own |= _routed(experts, inner, h)
         if layer == last:
             own |= _further(h) | dict.fromkeys(
                 ("nextn.embed_tokens.weight", "nextn.shared_head_head.weight"), (vocab, h)
@@ -100,6 +101,56 @@ def glm_air() -> Published:
         "expert_weights_norm": True, "block_count": last + 1, "nextn_predict_layers": 1,
     }  # fmt: skip
     return Published("glm4moe", settings, shapes)
+
+
+def indexed(architecture: str, model_type: str) -> Published:
+    """DeepSeek-V3.2 or GLM-5, whose attention is indexed, in transformers' sizes.
+
+    It has the dense layers, one with experts, and one for a further token.
+    """
+    c = CONFIG_MAPPING[model_type]()
+    h, heads, rotated = c.hidden_size, c.num_attention_heads, c.qk_rope_head_dim
+    queries, latents, plain, values = c.q_lora_rank, c.kv_lora_rank, c.qk_nope_head_dim, c.v_head_dim
+    size, dense = c.index_head_dim, c.mlp_layer_types.index("sparse")
+    last = dense + 1
+    shapes: Shapes = {"output.weight": (c.vocab_size, h), "token_embd.weight": (c.vocab_size, h)}
+    shapes["output_norm.weight"] = (h,)
+    for layer in range(last + 1):
+        own: Shapes = {
+            "attn_norm.weight": (h,), "ffn_norm.weight": (h,), "attn_q_a.weight": (queries, h),
+            "attn_q_a_norm.weight": (queries,), "attn_q_b.weight": (heads * (plain + rotated), queries),
+            "attn_kv_a_mqa.weight": (latents + rotated, h), "attn_kv_a_norm.weight": (latents,),
+            "attn_k_b.weight": (heads, latents, plain), "attn_v_b.weight": (heads, values, latents),
+            "attn_output.weight": (h, heads * values), "indexer.k_norm.weight": (size,),
+            "indexer.k_norm.bias": (size,), "indexer.proj.weight": (c.index_n_heads, h),
+            "indexer.attn_k.weight": (size, h), "indexer.attn_q_b.weight": (c.index_n_heads * size, queries),
+        }  # fmt: skip
+        own |= (
+            _gated("", c.intermediate_size, h)
+            if layer < dense
+            else _routed(c.n_routed_experts, c.moe_intermediate_size, h)
+        )
+        own |= _further(h) if layer == last else {}
+        shapes |= {f"blk.{layer}.{name}": shape for name, shape in own.items()}
+    settings = {
+        "context_length": c.max_position_embeddings, "embedding_length": h, "feed_forward_length": c.intermediate_size,
+        "vocab_size": c.vocab_size, "attention.head_count": heads, "attention.head_count_kv": 1,
+        "attention.key_length": latents + rotated, "attention.value_length": latents,
+        "attention.key_length_mla": plain + rotated, "attention.value_length_mla": values,
+        "attention.q_lora_rank": queries, "attention.kv_lora_rank": latents, "rope.dimension_count": rotated,
+        "attention.layer_norm_rms_epsilon": c.rms_norm_eps, "rope.freq_base": 1e4, "leading_dense_block_count": dense,
+        "expert_count": c.n_routed_experts, "expert_used_count": c.num_experts_per_tok, "expert_shared_count": 1,
+        "expert_group_count": c.n_group, "expert_group_used_count": c.topk_group, "expert_weights_norm": True,
+        "expert_feed_forward_length": c.moe_intermediate_size, "expert_weights_scale": c.routed_scaling_factor,
+        "expert_gating_func": 2, "attention.indexer.head_count": c.index_n_heads, "attention.indexer.key_length": size,
+        "attention.indexer.top_k": c.index_topk, "block_count": last + 1, "nextn_predict_layers": 1,
+    }  # fmt: skip
+    return Published(architecture, settings, shapes)
+
+
+def _routed(experts: int, inner: int, h: int) -> Shapes:
+    own = {name: (experts, *shape) for name, shape in _gated("_exps", inner, h).items()}
+    return own | {"ffn_gate_inp.weight": (experts, h), "exp_probs_b.bias": (experts,), **_gated("_shexp", inner, h)}
 
 
 def _gated(end: str, inner: int, h: int) -> Shapes:

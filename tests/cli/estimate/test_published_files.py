@@ -5,6 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import CONFIG_MAPPING
 
 from edgespec.pair.drafts import planned_draft
 from edgespec.pair.folder import open_architecture
@@ -13,7 +15,7 @@ from edgespec.placement.weights import weights_by_size
 from edgespec.tuning.draft_memory import LearnedRate
 from offload.placement import GIB
 from tests.cli.conftest import RunCli
-from tests.support.published_headers import Published, glm_air, qwen36_27b, write_header
+from tests.support.published_headers import Published, glm_air, indexed, qwen36_27b, write_header
 
 
 @pytest.mark.parametrize(
@@ -25,8 +27,6 @@ def test_a_published_file_is_planned_with_its_own_layer(
     published: Callable[[], Published], num_tensors: int, billions: float, layer_billions: float, tmp_path: Path
 ) -> None:
     """The numbers of tensors are those that llama.cpp prints of the published files."""
-    import torch
-
     path = write_header(tmp_path / "model.gguf", published())
     target, layer = planned_draft(None, open_architecture(path))
     assert len(published().shapes) == num_tensors
@@ -34,6 +34,22 @@ def test_a_published_file_is_planned_with_its_own_layer(
     assert layer is not None
     sizes = [weights_by_size(one, dtype=torch.bfloat16, quant=None).num_parameters / 1e9 for one in (target, layer)]
     assert sizes == pytest.approx([billions, layer_billions], rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "model_type", "billions"),
+    [("deepseek32", "deepseek_v32", 11.6), ("glm-dsa", "glm_moe_dsa", 9.9)],
+)
+def test_layers_of_indexed_families_are_planned_at_the_sizes_that_are_published(
+    architecture: str, model_type: str, billions: float, tmp_path: Path
+) -> None:
+    if model_type not in CONFIG_MAPPING:
+        pytest.skip("this transformers has no such model")
+    path = write_header(tmp_path / "model.gguf", indexed(architecture, model_type))
+    _, layer = planned_draft(None, open_architecture(path))
+    assert layer is not None
+    size = weights_by_size(layer, dtype=torch.bfloat16, quant=None).num_parameters / 1e9
+    assert size == pytest.approx(billions, rel=0.01)
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,11 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 
+from edgespec import Engine
 from offload.formats.gguf_blocks import TYPES
+from offload.native.compiler import is_available
 from tests.conftest import make_tokenizer
 from tests.edgespec.draft.dflash_drafter import SELECTOR
 from tests.offload.gguf.files import write_gguf
@@ -21,8 +23,7 @@ from tests.support.block_scales import HALVES
 F32, I64 = 0, 27
 DEVIATION = 0.02  # of random blocks' numbers
 BOUND = {"rtol": 0.02, "atol": 1e-4}  # of chances, after some layers whose kernels round rows to 15 bits
-# Types of blocks in which people hold models; in the K-types and IQ4_XS rows are multiples of 256
-KINDS = ("Q8_0", "Q4_K", "Q4_0", "Q5_1", "IQ4_NL", "MXFP4", "Q2_K", "Q3_K", "Q5_K", "Q6_K", "IQ4_XS")
+KINDS = tuple(name for name, block in TYPES.items() if not block.is_unpacked)  # of blocks
 IN_LAYER = {
     "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
     "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
@@ -67,10 +68,15 @@ def random_blocks(kind: str, num_weights: int, *, seed: int) -> tuple[bytes, Ten
     numbers = torch.empty(len(bits), block.weights)
     if kind == "MXFP4":
         bits[:, 0] = 127 - 8  # of 2^-8
+    if kind == "NVFP4":
+        bits[:, :4] &= 7  # of 7 * 2^-9 at most
 
     def unpacked(*scales: float) -> Tensor:
-        for place, scale in zip(HALVES[kind], scales, strict=False):
-            bits[:, place : place + 2] = torch.tensor([scale], dtype=torch.half).view(torch.uint8)
+        halves = torch.tensor(scales, dtype=torch.half).view(torch.uint8).view(-1, 2)
+        for place, scale in zip(HALVES[kind], halves, strict=False):
+            bits[:, place : place + 2] = scale
+        if kind == "IQ1_M":  # in the highest four bits of four words
+            bits[:, 49::2] = bits[:, 49::2] & 15 | torch.stack((halves[0] << 4, halves[0] & 240), 1).flatten()
         block.unpack(bits, numbers)
         return numbers
 
@@ -79,6 +85,15 @@ def random_blocks(kind: str, num_weights: int, *, seed: int) -> tuple[bytes, Ten
     scale = DEVIATION / float(unpacked(1.0, minimum).std())
     unpacked(scale, minimum * scale)
     return bits.numpy().tobytes(), numbers.view(-1)
+
+
+def check_is_multiplied(engine: Engine) -> None:
+    """No linear layer of the draft's unpacks what lies in blocks, where kernels can be compiled."""
+    assert engine.draft_model is not None
+    modules = engine.draft_model.model.named_modules()
+    linear = {name: one for name, one in modules if type(one) is nn.Linear and "weight_packed" in one._modules}
+    assert linear
+    assert not is_available() or all("forward" in vars(one) for one in linear.values())
 
 
 def settings_of(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Any]:

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
@@ -21,16 +20,20 @@ from transformers import LlamaConfig
 from edgespec import EdgespecError
 from edgespec.pair.pair import open_pair
 from offload.formats.gguf_blocks import TYPES
+from offload.gguf.header import read_gguf
 from offload.gguf.rotation import LLAMA3, _llama3_factors
+from offload.packed_outside import PackedHead, PackedTable
+from offload.unpacked_once import packed_outside
 from tests.conftest import FAMILIES, GROUPED, make_model, save_folder
 from tests.edgespec.draft import dflash_drafter, eagle3_head, gemma_assistant
 from tests.edgespec.draft.contract import GEMMAS_4, open_engine
 from tests.edgespec.draft.dflash_drafter import Drafter, write_drafter
 from tests.edgespec.draft.eagle3_head import HEAD_DIM, Head, write_head
 from tests.edgespec.draft.gemma_assistant import Assistant, write_assistant
-from tests.edgespec.draft.gguf_drafts import BOUND, KINDS, random_blocks, write_as_gguf
+from tests.edgespec.draft.gguf_drafts import BOUND, KINDS, check_is_multiplied, random_blocks, write_as_gguf
 from tests.edgespec.draft.test_mtp import first_guess
 from tests.offload.gguf.files import copy_gguf
+from tests.support.plain_weights import weights_of
 
 TARGET = LlamaConfig(**{**GROUPED, "num_hidden_layers": 8})
 DSPARK = Drafter(markov="vanilla", from_anchor=True)
@@ -59,6 +62,8 @@ FORMS: dict[str, Draft] = {
 
 
 ASSISTANT = f"assistant of {GEMMAS_4[0]}"
+OWN_EMBEDDING = "EAGLE-3, an embedding of its own"
+UNREAD = {"conf_proj.weight"}
 WIDE = Assistant(width=WIDTH)
 ARCH = "gemma4-assistant"
 
@@ -134,8 +139,8 @@ def test_a_head_whose_rotation_is_llama_3s_has_its_factors(target: Path, tmp_pat
 
 
 def packed(name: str, tensor: Tensor, *, kind: str) -> tuple[int, bytes] | None:
-    """Random blocks for the layers' matrices that blocks fit."""
-    if tensor.dim() < 2 or tensor.shape[-1] % TYPES[kind].weights or not re.fullmatch(r"blk\..*\.weight", name):
+    """Random blocks for the matrices that they fit."""
+    if tensor.dim() < 2 or tensor.shape[-1] % TYPES[kind].weights or not name.endswith(".weight") or name in UNREAD:
         return None
     return TYPES[kind].number, random_blocks(kind, tensor.numel(), seed=len(name))[0]
 
@@ -149,9 +154,8 @@ def numbers(name: str, tensor: Tensor, *, kind: str) -> tuple[str, Tensor]:
 @pytest.mark.parametrize(
     ("form", "kind"),
     [
-        *(("DFlash2", kind) for kind in KINDS),
-        *((form, "Q4_K") for form in ("EAGLE-3", "DSpark", "DFlash")),
-        *((ASSISTANT, kind) for kind in KINDS[:2]),
+        *((OWN_EMBEDDING, kind) for kind in KINDS),
+        *((form, kind) for form in ("DFlash2", "DSpark", "DFlash", ASSISTANT) for kind in ("Q8_0", "IQ2_S")),
     ],
 )
 def test_a_draft_in_blocks_is_multiplied_so_and_guesses_as_its_numbers(
@@ -160,15 +164,30 @@ def test_a_draft_in_blocks_is_multiplied_so_and_guesses_as_its_numbers(
     for written in (eagle3_head, dflash_drafter):
         monkeypatch.setattr(written, "INNER", WIDTH)
         monkeypatch.setattr(written, "HEAD_DIM", WIDTH // written.HEADS)
+    monkeypatch.setattr(dflash_drafter, "RANK", WIDTH)
+    monkeypatch.setitem(dflash_drafter.SELECTOR, "selector_rank", WIDTH)
     target, of_form = target_of(form, is_wide=True), FORMS[form]
     wide = replace(of_form, width=WIDTH, **({"target_width": WIDTH} if isinstance(of_form, Head) else {}))
     folder = write_draft(tmp_path / "draft", wide)
     path = in_file(tmp_path / "blocks.gguf", wide, folder, pack=partial(packed, kind=kind))
     plain = in_file(tmp_path / "plain.gguf", wide, folder, change=partial(numbers, kind=kind))
-    draft = open_pair(target, path).draft
-    assert draft is not None
-    assert any(name.endswith(f"q_proj.gguf_{kind.lower()}") for name in draft.checkpoint.tensors)
-    torch.testing.assert_close(guess(target, path), guess(target, plain), **BOUND)
+    written = sum(one.block.name == kind for one in read_gguf(path).tensors.values())
+    with open_engine(target, path) as engine:
+        assert engine.pair.draft is not None
+        leaves = [name.rpartition(".")[2] for name in engine.pair.draft.checkpoint.tensors]
+        assert leaves.count(f"gguf_{kind.lower()}") == written
+        check_is_multiplied(engine)
+        draft = engine.pair.draft
+        outside = {type(one) for one in packed_outside(draft.skeleton(draft.checkpoint, dtype=torch.bfloat16))}
+        assert form != OWN_EMBEDDING or outside == {PackedTable, PackedHead}  # of which some rows alone are unpacked
+        found = first_guess(engine)
+        weights = weights_of(engine.pair.draft)
+    with open_engine(target, plain) as engine:
+        assert engine.pair.draft is not None
+        expected = weights_of(engine.pair.draft)
+        assert weights.keys() == expected.keys()
+        assert all(torch.equal(weight, expected[name]) for name, weight in weights.items())
+        torch.testing.assert_close(found, first_guess(engine), **BOUND)
 
 
 @pytest.mark.parametrize("quant", ["int8", "nf4"])

@@ -26,15 +26,14 @@ from offload.formats.gguf_blocks import TYPES
 from offload.gguf.header import GgufTensor, TextList, read_gguf
 from tests.conftest import make_tokenizer
 from tests.edgespec.draft.contract import DRAFTED, FURTHER, open_engine
-from tests.edgespec.draft.gguf_drafts import BOUND, F32, KINDS, random_blocks
+from tests.edgespec.draft.gguf_drafts import BOUND, F32, KINDS, check_is_multiplied, random_blocks
 from tests.edgespec.draft.test_mtp import first_guess
 from tests.offload.gguf.files import copy_gguf, write_gguf
 from tests.offload.gguf.test_tiny_models import TINY
 from tests.support.plain_weights import weights, weights_of
 
 NAMES = FURTHER
-# Of the others an indexer that is not read has other sizes
-WIDENED = ("qwen3next-mtp", "qwen35-mtp", "qwen35moe-mtp", "glm4moe-mtp", "deepseek2-mtp")
+WIDENED = ("qwen3next-mtp", *(name for name in NAMES if name != "qwen3next-mtp"))
 MEASURED = ("length", "length_mla", "lora_rank", "state_size", "inner_size", "dimension_count")  # ends of settings
 COUNTED = ("count", "count_kv", "time_step_rank", "conv_kernel")  # of what a wider model has as many
 LAYER = "blk.2."  # of files whose models have two
@@ -166,13 +165,14 @@ def widened(name: str, path: Path, *, by: int = 16) -> Path:
     """A file of random numbers whose model is so many times as wide, so that blocks of any type fit its rows."""
     header = read_gguf(TINY / f"{name}.gguf")
     settings = {key: one.read() if isinstance(one, TextList) else one for key, one in header.settings.items()}
-    counts = {1, 257} | {one for key, one in settings.items() if key.endswith(COUNTED)}
+    counts = {1, 257} | {one for key, one in settings.items() if key.endswith(COUNTED) and "indexer" not in key}
     counts |= {2 * one for key, one in settings.items() if key.endswith("time_step_rank")}  # of two that lie together
     wide = {key: one * by for key, one in settings.items() if key.endswith(MEASURED)}
     generator, tensors = torch.Generator().manual_seed(2), []
     for tensor in header.tensors.values():
         is_norm = tensor.name.endswith("norm.weight")
         shape = tuple(one if one in counts and not is_norm else one * by for one in tensor.shape)
+        shape = (tensor.shape[0], *shape[1:]) if "indexer.proj" in tensor.name else shape  # a row for each head
         numbers = torch.randn(shape, generator=generator) * (shape[-1] ** -0.5 if len(shape) > 1 else 0.1)
         numbers = numbers + 1 if is_norm else numbers
         numbers = -1 - numbers.abs() if tensor.name.endswith("ssm_a") else numbers
@@ -202,6 +202,8 @@ def test_a_layer_in_blocks_is_multiplied_so_and_guesses_as_its_numbers(name: str
         assert engine.pair.draft is not None
         leaves = {key.rpartition(".")[2] for key in engine.pair.draft.checkpoint.tensors}
         assert (f"gguf_{kind.lower()}" in leaves) == (not block.is_unpacked)
+        if not block.is_unpacked:
+            check_is_multiplied(engine)
     with open_engine(write_folder(path, tmp_path / "folder"), MTP) as engine:
         torch.testing.assert_close(found, first_guess(engine), **BOUND)
 
