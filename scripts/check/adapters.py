@@ -5,11 +5,10 @@
     PYTHONPATH=FOLDER python -m scripts.check.adapters --only llama     one model
 
 Each kind sets a field of an adapter's config, or several; some are written by plain code, most by PEFT. Tiny random
-models of several types, and the built-in target, have all of them, resident and streamed. Packed weights of the
-built-in target, quantised at load, in AWQ's files, and in a GGUF file, have a third of the kinds each. A row says the
-largest difference of logits, as a share of the largest, over the kinds, and which kind it is. All adapters of a place
-then share passes, beside a text that has none: their greedy texts are PEFT's. Exits 1 where a difference is more than
-the bound, or a text is another one; with --each, says every kind.
+models of several types, and the built-in target, have all of them, resident and streamed: unpacked, quantised at load,
+in AWQ's files, and in a GGUF file. A row says the largest difference of logits, as a share of the largest, over the
+kinds, and which kind it is. All adapters of a place then share passes, beside a text that has none: their greedy texts
+are PEFT's. Exits 1 where a difference is more than the bound, or a text is another one; with --each, says every kind.
 
 Products with packed weights round the rows that they are given, in steps that one bit of a sum may shift: that is what
 the base alone is off by from PEFT's model of the unpacked numbers. Beside packed weights PEFT's layers therefore have
@@ -53,7 +52,6 @@ PROMPT = list(b"def main(arguments):\n    for ")
 BUILT_IN, PACKED = "built in", "built in, packed"
 ATTENTION, MLP = ["q_proj", "k_proj", "v_proj", "o_proj"], ["gate_proj", "up_proj", "down_proj"]
 QUANTS = ("int8", "int4", "nf4", "awq", "gguf q8_0", "gguf q4_0")
-SHARE = 3  # a packed base has every third kind
 Lost = tuple[Tensor, Tensor]  # of a layer's rows [n, o], and the numbers that its weight means
 WHOLE_NORMS = ["layernorm", "model.norm", "q_norm", "ln_f", "ln_1"]
 
@@ -281,29 +279,29 @@ def check(name: str, room: Path, *, says_each: bool) -> Iterator[bool]:
     """Print a row for each place of a model; yields whether each of its kinds is right."""
     kinds = kinds_of(MODELS[name])
     base = None
-    for place, (called, folder, quant) in enumerate(folders_of(name, room)):
+    for called, folder, quant in folders_of(name, room):
         source = Path(edgespec.__file__).parent / "demo" / "target" if name == PACKED else folder
         if base is None:
             base = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
             for number, kind in enumerate(kinds.values()):
                 write(room / str(number), base, kind, number)
-        is_packed = name == PACKED
-        chosen = [number for number in range(len(kinds)) if not is_packed or number % SHARE == place % SHARE]
         models: list[Any] = []
         own: Any = None  # what packed layers mean
         for is_streamed in (False, True):
             limits = MemoryLimits(max_resident_layers=0) if is_streamed else MemoryLimits()
             with Engine.from_pretrained(
                 folder, draft="none", device="cpu", dtype="float32", quant=quant, limits=limits, context_tokens=128,
-                parallel=len(chosen) + 1, self_check=False, tree=TreeSettings(policy="none"),
-                adapters=[f"{room / str(number)}:0" for number in chosen],
+                parallel=len(kinds) + 1, self_check=False, tree=TreeSettings(policy="none"),
+                adapters=[f"{room / str(number)}:0" for number in range(len(kinds))],
             ) as engine:  # fmt: skip
                 if not models:  # while packed layers are there
-                    own = unpacked_base(base, engine) if is_packed else None
-                    models = [by_peft(own or base, None if n is None else room / str(n)) for n in (None, *chosen)]
+                    own = unpacked_base(base, engine) if name == PACKED else None
+                    models = [
+                        by_peft(own or base, None if n is None else room / str(n)) for n in (None, *range(len(kinds)))
+                    ]
                     texts = [text_of(model) for model in models]
                 label = f"{name}, {called}, {'streamed' if is_streamed else 'resident'}"
-                names = {str(number): list(kinds)[number] for number in chosen}
+                names = dict(zip(map(str, range(len(kinds))), kinds, strict=True))
                 wanted = list(zip(models, texts, strict=True))
                 yield from _compare(engine, wanted, names, own, label=label, each=says_each)
 
