@@ -61,11 +61,11 @@ def called(module: Any, rows: Tensor, *runs: tuple[AdapterUse, int]) -> Tensor:
 
 
 @torch.no_grad()
-def added(folder: Path, module: str, rows: Tensor, scale: float) -> Tensor:
+def added(folder: Path, module: str, rows: Tensor, scale: float, *, by_kernel: bool) -> Tensor:
     """What an adapter adds to rows, as PEFT has it: (x A) B times the scale, by the products of this processor."""
     tensors = load_file(folder / "adapter_model.safetensors")
     down, up = (tensors[f"{PREFIX}{module}.lora_{part}.weight"] for part in "AB")
-    if not is_available():
+    if not by_kernel:
         return multiply(multiply(rows.float(), down), up) * scale
     from offload.native.low_rank import LowRankWeight
 
@@ -77,16 +77,21 @@ def added(folder: Path, module: str, rows: Tensor, scale: float) -> Tensor:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", ["linear", "turned"])
+@pytest.mark.parametrize("by_kernel", [True, False])
 def test_the_sum_is_made_in_float32_in_the_given_order_and_rounded_once(
-    name: str, dtype: torch.dtype, tmp_path: Path
+    by_kernel: bool, name: str, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another order, each sum rounded by itself, and a scale that counts twice are other numbers."""
+    by_kernel = by_kernel and is_available()
+    monkeypatch.setattr("offload.adapters.forward.is_available", lambda: by_kernel)
     model = Model().to(dtype)
     one, two = (write_adapter(tmp_path / word, model, [name], seed=seed) for seed, word in enumerate(("one", "two")))
     rows, module = ROWS.to(dtype), model.get_submodule(name)
     with torch.no_grad():
         base = module(rows)
-    first, second = added(one, name, rows, 2.0 * 1.5), added(two, name, rows, 0.3 * 1.5)
+    first, second = (
+        added(folder, name, rows, scale * 1.5, by_kernel=by_kernel) for folder, scale in ((one, 2.0), (two, 0.3))
+    )
     with adapted(model, one, two):
         found = called(module, rows, ((("one", 2.0), ("two", 0.3)), 9))
         assert torch.equal(called(module, rows), base)
