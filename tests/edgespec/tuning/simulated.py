@@ -69,7 +69,9 @@ class Pair:
                 for below, chance in enumerate(chances):
                     heapq.heappush(heap, (negative * chance, own, below, layer + 1))
         layers_of = [layer for layer, *_ in nodes]
-        sums = [sum(score for layer, _, _, score in nodes if layer == at) for at in range(1, MAX_DEPTH + 1)]
+        sums = [0.0] * MAX_DEPTH
+        for layer, _, _, score in nodes:
+            sums[layer - 1] += score
         deepest = next((at for at, total in enumerate(sums, 1) if total < limits.stop_gain), MAX_DEPTH)
         order = sorted((n for n in range(len(nodes)) if layers_of[n] <= deepest), key=layers_of.__getitem__)
         parents, ranks, layers, scores = [-1], [0], [0], [float("inf")]
@@ -93,7 +95,7 @@ class Pair:
         path, node = [], 0
         while True:
             luck, found = self.random.random(), None
-            for child in (n for n in range(1, len(parents)) if parents[n] == node):
+            for child in (n for n in range(node + 1, len(parents)) if parents[n] == node):
                 luck -= self.kept * chances[ranks[child]]
                 if luck < 0:
                     found = child

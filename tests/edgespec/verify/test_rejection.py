@@ -72,22 +72,27 @@ def orders(q: Tensor, count: int) -> Iterator[tuple[tuple[int, ...], Fraction]]:
         yield order, chance
 
 
-def yielded(p: Tensor, q: Tensor, order: tuple[int, ...]) -> Tensor:
-    """The distribution of the token that a node with these children yields: [vocab]."""
-    found, reached = torch.zeros(VOCAB, dtype=torch.float64), 1.0
-    residual, remaining = p.double()[None], q.double()[None]
-    for token in order:
-        drawn = torch.tensor([token])
-        accepted = float(acceptance_of(residual, remaining, drawn))
-        found[token] += reached * accepted
-        reached *= 1 - accepted
-        residual, remaining = reject(residual, remaining, drawn)
-    return found + reached * residual[0] / residual.sum()
-
-
 def output(p: Tensor, q: Tensor, count: int) -> Tensor:
     """The distribution of a node's token over all that can be drawn: [vocab]."""
-    return sum((float(chance) * yielded(p, q, order) for order, chance in orders(q, count)), torch.zeros(VOCAB))
+    weights = {token: Fraction(float(value)) for token, value in enumerate(q) if value > 0}
+    most = min(count, len(weights))
+    found = torch.zeros(VOCAB, dtype=torch.float64)
+
+    def go_on(order: tuple[int, ...], chance: Fraction, reached: float, residual: Tensor, remaining: Tensor) -> None:
+        """Add what a node yields whose first children are these, and all rejected: with these two chances."""
+        if len(order) == most:
+            found.add_(float(chance) * reached * residual[0] / residual.sum())
+            return
+        left = sum(weight for token, weight in weights.items() if token not in order)
+        for token, weight in weights.items():
+            if token not in order:
+                drawn, own = torch.tensor([token]), chance * weight / left
+                accepted = float(acceptance_of(residual, remaining, drawn))
+                found[token] += float(own) * reached * accepted
+                go_on((*order, token), own, reached * (1 - accepted), *reject(residual, remaining, drawn))
+
+    go_on((), Fraction(1), 1.0, p.double()[None], q.double()[None])
+    return found
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
