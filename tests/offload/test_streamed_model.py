@@ -108,15 +108,16 @@ HALVES = (
 
 @pytest.mark.parametrize(
     ("family", "shard", "dtype", "resident"),
-    [(family, *HALVES[index % 2][(index // 2 + more) % 3]) for index, family in enumerate(FAMILIES) for more in (0, 1)],
+    [(family, *HALVES[index % 2][(index // 2 + more) % 3]) for index, family in enumerate(FAMILIES) for more in (0, 1)]
+    + [(family, "10KB", torch.bfloat16, 0) for family in RECURRENT],
 )
 def test_streamed_logits_equal_resident_logits_bit_for_bit(
     family: str, shard: str, dtype: torch.dtype, resident: int, tmp_path: Path
 ) -> None:
-    folder = save_folder(tmp_path, make_model(FAMILIES[family](), dtype=torch.bfloat16), shard=shard)
+    folder = save_folder(tmp_path, make_model({**FAMILIES, **RECURRENT}[family](), dtype=torch.bfloat16), shard=shard)
     reference = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
     with streamed(folder, dtype=dtype, resident=resident) as model:
-        for rows in (20, 1, 7):
+        for rows in (20, 1, 40):
             assert torch.equal(logits(model, rows=rows), logits(reference, rows=rows))
 
 
@@ -155,15 +156,6 @@ def test_gates_of_all_experts_and_their_other_half_may_be_stored_apart(resident:
     with streamed(folder, dtype=torch.float32, resident=resident) as model:
         for rows in (20, 1):
             torch.testing.assert_close(logits(model, rows=rows), logits(reference, rows=rows))
-
-
-@pytest.mark.parametrize("family", RECURRENT)
-def test_recurrent_layers_stream_too(family: str, tmp_path: Path) -> None:
-    folder = save_folder(tmp_path, make_model(RECURRENT[family](), dtype=torch.bfloat16), shard="10KB")
-    reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
-    with streamed(folder, dtype=torch.bfloat16, resident=0) as model:
-        for rows in (20, 1, 40):
-            assert torch.equal(logits(model, rows=rows), logits(reference, rows=rows))
 
 
 @pytest.mark.parametrize("slow", ["reader", "compute"])

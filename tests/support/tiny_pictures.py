@@ -62,25 +62,28 @@ TEXT = {
     "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 16, "initializer_range": 0.15,
 }  # fmt: skip
+TOWER = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 2}
+BLOCKS = {"depth": 3, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 64,
+          "initializer_range": 0.15}  # fmt: skip
+AXES = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2]}
+
+
+def ids_of(tokens: PreTrainedTokenizerFast, **named: str) -> dict[str, int]:
+    """The ids of tokens by the keys of a configuration."""
+    return {key: int(tokens.convert_tokens_to_ids(token)) for key, token in named.items()}  # type: ignore[arg-type]
 
 
 def qwen3_vl() -> Family:
-    return _qwen(
-        "qwen3_vl", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2]}}
-    )
+    return _qwen("qwen3_vl", {"rope_parameters": AXES})
 
 
 def qwen2_5_vl() -> Family:
-    return _qwen(
-        "qwen2_5_vl", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2]}}
-    )
+    return _qwen("qwen2_5_vl", {"rope_parameters": AXES})
 
 
 def qwen3_5() -> Family:
     text = {
-        "rope_parameters": {
-            "rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2], "partial_rotary_factor": 1.0,
-        },
+        "rope_parameters": {**AXES, "partial_rotary_factor": 1.0},
         "linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
         "full_attention_interval": 2, "layer_types": ["linear_attention", "full_attention"] * 2,
     }  # fmt: skip
@@ -97,29 +100,21 @@ def _qwen(kind: str, text: dict[str, Any]) -> Family:
     if kind == "qwen2_5_vl":
         from transformers.models.qwen2_5_vl.processing_qwen2_5_vl import Qwen2_5_VLProcessor as Processor
 
-        vision = {"depth": 3, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 64,
-                  "patch_size": patch, "window_size": 56, "fullatt_block_indexes": [1],
-                  "initializer_range": 0.15}  # fmt: skip
+        vision = {**BLOCKS, "patch_size": patch, "window_size": 56, "fullatt_block_indexes": [1]}
     else:
         from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor as Processor
 
-        vision = {"depth": 3, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 64,
-                  "patch_size": patch, "num_position_embeddings": 64, "initializer_range": 0.15}  # fmt: skip
+        vision = {**BLOCKS, "patch_size": patch, "num_position_embeddings": 64}
         if kind.startswith("qwen3_vl"):
             vision["deepstack_visual_indexes"] = [0, 1]
     processor = without_videos(Processor)(images, tokens, None)
     config = AutoConfig.for_model(
         kind, text_config={**TEXT, "vocab_size": len(tokens), **text}, vision_config=vision,
-        image_token_id=tokens.convert_tokens_to_ids("<|image_pad|>"),
-        video_token_id=tokens.convert_tokens_to_ids("<|video_pad|>"),
-        vision_start_token_id=tokens.convert_tokens_to_ids("<|vision_start|>"),
-        vision_end_token_id=tokens.convert_tokens_to_ids("<|vision_end|>"),
+        **ids_of(tokens, image_token_id="<|image_pad|>", video_token_id="<|video_pad|>",
+                 vision_start_token_id="<|vision_start|>", vision_end_token_id="<|vision_end|>"),
     )  # fmt: skip
-    return _family(
-        config,
-        processor,
-        "Look: <|vision_start|><|image_pad|><|vision_end|> and <|vision_start|><|image_pad|><|vision_end|> What?",
-    )
+    image = "<|vision_start|><|image_pad|><|vision_end|>"
+    return _family(config, processor, f"Look: {image} and {image} What?")
 
 
 def gemma3() -> Family:
@@ -130,16 +125,13 @@ def gemma3() -> Family:
     tokens = tokenizer_with(*named.values(), **named)
     images = Gemma3ImageProcessorPil(size={"height": 56, "width": 56})
     processor = Gemma3Processor(images, tokens, image_seq_length=16)
-    vision = {"model_type": "siglip_vision_model", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3,
-              "num_attention_heads": 2, "image_size": 56, "patch_size": 7, "vision_use_head": False}  # fmt: skip
+    vision = {**TOWER, "model_type": "siglip_vision_model", "image_size": 56, "patch_size": 7, "vision_use_head": False}
     text = {**TEXT, "vocab_size": len(tokens), "sliding_window": 24, "query_pre_attn_scalar": 16,
             "layer_types": ["sliding_attention", "full_attention"] * 2, "tie_word_embeddings": False}  # fmt: skip
     config = AutoConfig.for_model(
         "gemma3", tie_word_embeddings=False, text_config=text, vision_config=vision, mm_tokens_per_image=16,
-        image_token_id=tokens.convert_tokens_to_ids("<image_soft_token>"),
-        image_token_index=tokens.convert_tokens_to_ids("<image_soft_token>"),
-        boi_token_index=tokens.convert_tokens_to_ids("<start_of_image>"),
-        eoi_token_index=tokens.convert_tokens_to_ids("<end_of_image>"),
+        **ids_of(tokens, image_token_id="<image_soft_token>", image_token_index="<image_soft_token>",
+                 boi_token_index="<start_of_image>", eoi_token_index="<end_of_image>"),
     )  # fmt: skip
     return _family(config, processor, "Look: <start_of_image> and <start_of_image> What?")
 
@@ -166,15 +158,13 @@ def _gemma4(text: dict[str, Any]) -> Family:
     tokens = tokenizer_with(*named.values(), "<|video|>", **named)
     images = Gemma4ImageProcessorPil(max_soft_tokens=70, pooling_kernel_size=3, patch_size=16)
     processor = without_videos(Gemma4Processor)(None, images, tokens, None)
-    vision = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 2,
-              "num_key_value_heads": 2, "head_dim": 16, "position_embedding_size": 64,
+    vision = {**TOWER, "num_key_value_heads": 2, "head_dim": 16, "position_embedding_size": 64,
               "initializer_range": 0.15}  # fmt: skip
     text = {**TEXT, "vocab_size": len(tokens), "vocab_size_per_layer_input": len(tokens), "sliding_window": 24,
             "layer_types": ["sliding_attention", "full_attention"] * 2, "pad_token_id": tokens.pad_token_id,
             "global_head_dim": 16, "tie_word_embeddings": False, **text}  # fmt: skip
-    ids = {f"{name}_id": tokens.convert_tokens_to_ids(value) for name, value in named.items()}
+    ids = ids_of(tokens, video_token_id="<|video|>", **{f"{name}_id": value for name, value in named.items()})
     config = AutoConfig.for_model("gemma4", text_config=text, vision_config=vision, audio_config=None,
-                                  video_token_id=tokens.convert_tokens_to_ids("<|video|>"),
                                   tie_word_embeddings=False, **ids)  # fmt: skip
     return _family(config, processor, "Look: <|image|> and <|image|> What?")
 
@@ -187,12 +177,11 @@ def _idefics(kind: str) -> Family:
     tokens = tokenizer_with("<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>", *rows)
     images = Idefics3ImageProcessorPil(size={"longest_edge": 128}, max_image_size={"longest_edge": 64})
     processor = Idefics3Processor(images, tokens, image_seq_len=16)
-    vision = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 2,
-              "image_size": 64, "patch_size": 8, "initializer_range": 0.15}  # fmt: skip
+    vision = {**TOWER, "image_size": 64, "patch_size": 8, "initializer_range": 0.15}
     text = {**TEXT, "model_type": "llama", "vocab_size": len(tokens)}
     config = AutoConfig.for_model(
-        kind, text_config=text, vision_config=vision, scale_factor=2,
-        image_token_id=tokens.convert_tokens_to_ids("<image>"), pad_token_id=tokens.pad_token_id,
+        kind, text_config=text, vision_config=vision, scale_factor=2, pad_token_id=tokens.pad_token_id,
+        **ids_of(tokens, image_token_id="<image>"),
     )  # fmt: skip
     return _family(config, processor, "Look: <image> and <image> What?")
 
@@ -203,8 +192,7 @@ def idefics3() -> Family:
 
 def qwen3_vl_moe() -> Family:
     experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
-    axes = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2]}
-    return _qwen("qwen3_vl_moe", {"rope_parameters": axes, **experts})
+    return _qwen("qwen3_vl_moe", {"rope_parameters": AXES, **experts})
 
 
 def mistral3() -> Family:
@@ -218,13 +206,12 @@ def mistral3() -> Family:
     tokens = tokenizer_with("[IMG]", "[IMG_BREAK]", "[IMG_END]")
     images = PixtralImageProcessorPil(size={"longest_edge": 96}, patch_size={"height": 16, "width": 16})
     processor = PixtralProcessor(images, tokens, patch_size=8, spatial_merge_size=2)
-    vision = {"model_type": "pixtral", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3,
-              "num_attention_heads": 2, "image_size": 96, "patch_size": 8, "head_dim": 16}  # fmt: skip
+    vision = {**TOWER, "model_type": "pixtral", "image_size": 96, "patch_size": 8, "head_dim": 16}
     images.patch_size = {"height": 8, "width": 8}
     text = {**TEXT, "model_type": "mistral", "vocab_size": len(tokens), "sliding_window": None}
     config = AutoConfig.for_model(
         "mistral3", text_config=text, vision_config=vision, spatial_merge_size=2, tie_word_embeddings=False,
-        image_token_index=tokens.convert_tokens_to_ids("[IMG]"),
+        **ids_of(tokens, image_token_index="[IMG]"),
     )  # fmt: skip
     return _family(config, processor, "Look: [IMG] and [IMG] What?")
 
@@ -233,6 +220,7 @@ def glm46v() -> Family:
     from transformers.models.glm46v.image_processing_pil_glm46v import Glm46VImageProcessorPil
     from transformers.models.glm46v.processing_glm46v import Glm46VProcessor
 
+    keys = ("image", "video", "image_start", "image_end", "video_start", "video_end")
     names = ("<|image|>", "<|video|>", "<|begin_of_image|>", "<|end_of_image|>", "<|begin_of_video|>",
              "<|end_of_video|>")  # fmt: skip
     tokens = tokenizer_with(*names)
@@ -240,12 +228,10 @@ def glm46v() -> Family:
         patch_size=14, merge_size=2, size={"shortest_edge": 4 * 28**2, "longest_edge": 48 * 28**2}
     )
     processor = without_videos(Glm46VProcessor)(images, tokens, None)
-    vision = {"depth": 3, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 64,
-              "patch_size": 14, "image_size": 112, "initializer_range": 0.15}  # fmt: skip
-    axes = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2], "partial_rotary_factor": 1.0}
+    vision = {**BLOCKS, "patch_size": 14, "image_size": 112}
+    axes = {**AXES, "partial_rotary_factor": 1.0}
     text = {**TEXT, "vocab_size": len(tokens), "pad_token_id": 0, "rope_parameters": axes}
-    ids = {f"{key}_token_id": tokens.convert_tokens_to_ids(name) for key, name in zip(
-        ("image", "video", "image_start", "image_end", "video_start", "video_end"), names, strict=True)}  # fmt: skip
+    ids = ids_of(tokens, **{f"{key}_token_id": name for key, name in zip(keys, names, strict=True)})
     config = AutoConfig.for_model("glm46v", text_config=text, vision_config=vision, **ids)
     prompt = "Look: <|begin_of_image|><|image|><|end_of_image|> and <|begin_of_image|><|image|><|end_of_image|> What?"
     return _family(config, processor, prompt)
@@ -261,12 +247,11 @@ def internvl() -> Family:
     images = GotOcr2ImageProcessorPil(size={"height": 64, "width": 64}, crop_to_patches=True, min_patches=1,
                                       max_patches=2)  # fmt: skip
     processor = without_videos(InternVLProcessor)(images, tokens, None, image_seq_length=16)
-    vision = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 2,
-              "image_size": [64, 64], "patch_size": [8, 8], "initializer_range": 0.15}  # fmt: skip
+    vision = {**TOWER, "image_size": [64, 64], "patch_size": [8, 8], "initializer_range": 0.15}
     text = {**TEXT, "model_type": "qwen2", "vocab_size": len(tokens)}
     config = AutoConfig.for_model(
         "internvl", text_config=text, vision_config=vision, image_seq_length=16, tie_word_embeddings=False,
-        image_token_id=tokens.convert_tokens_to_ids("<IMG_CONTEXT>"),
+        **ids_of(tokens, image_token_id="<IMG_CONTEXT>"),
     )  # fmt: skip
     return _family(config, processor, "Look: <IMG_CONTEXT> and <IMG_CONTEXT> What?")
 
@@ -284,14 +269,12 @@ def llava_onevision() -> Family:
     processor = without_videos(LlavaOnevisionProcessor)(
         images, tokens, None, num_image_tokens=16, vision_feature_select_strategy="full"
     )
-    vision = {"model_type": "siglip_vision_model", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3,
-              "num_attention_heads": 2, "image_size": 32, "patch_size": 8, "vision_use_head": False}  # fmt: skip
+    vision = {**TOWER, "model_type": "siglip_vision_model", "image_size": 32, "patch_size": 8, "vision_use_head": False}
     text = {**TEXT, "model_type": "qwen2", "vocab_size": len(tokens)}
     config = AutoConfig.for_model(
         "llava_onevision", text_config=text, vision_config=vision, image_grid_pinpoints=points,
         vision_feature_select_strategy="full", tie_word_embeddings=False,
-        image_token_index=tokens.convert_tokens_to_ids("<image>"),
-        video_token_index=tokens.convert_tokens_to_ids("<video>"),
+        **ids_of(tokens, image_token_index="<image>", video_token_index="<video>"),
     )  # fmt: skip
     return _family(config, processor, "Look: <image> and <image> What?")
 

@@ -39,41 +39,27 @@ def test_without_arguments_it_plans_the_built_in_pair(capsys: pytest.CaptureFixt
     assert "together" in out
 
 
+@pytest.mark.parametrize("draft", ["of its own", "self:nf4"])
 def test_it_is_the_plan_that_the_engine_makes(
-    capsys: pytest.CaptureFixture[str], pair_folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+    draft: str, capsys: pytest.CaptureFixture[str], pair_folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    target, draft = map(str, pair_folders)
+    target, folder = pair_folders
+    of_copy = draft == "self:nf4"
+    path = Path(draft) if of_copy else folder
     options = ["--max-cpu-mem", "400MiB", "-ngl", "1", "-c", "100", "--tree-size", "20", "--dtype", "bfloat16"]
-    facts = estimate(capsys, "-m", target, "-md", draft, *options)
+    facts = estimate(capsys, "-m", str(target), "-md", str(path), *options)
+    assert facts["draft"] == str(path)
+    assert ("0.965 for a first child of a 4-bit copy" in str(facts["speed"])) == of_copy
     monkeypatch.undo()
     with Engine.from_pair(
-        open_pair(*pair_folders),
-        tree=TreeSettings(size=20),
+        open_pair(target, path),
+        tree=TreeSettings(size=20, depth=DEPTH if of_copy else 24),
         limits=MemoryLimits(max_cpu_bytes=parse_size("400MiB"), max_resident_layers=1),
         dtype="bfloat16",
         context_tokens=100,
     ) as engine:
         assert facts["device_bytes"] == engine.placement.device_bytes
         assert facts["resident_layers"] == engine.placement.num_resident == 1
-
-
-def test_the_targets_own_copy_is_planned_as_the_engine_plans_it(
-    capsys: pytest.CaptureFixture[str], pair_folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    target = pair_folders[0]
-    options = ["--max-cpu-mem", "400MiB", "-ngl", "1", "-c", "100", "--tree-size", "20", "--dtype", "bfloat16"]
-    facts = estimate(capsys, "-m", str(target), "-md", "self:nf4", *options)
-    assert facts["draft"] == "self:nf4"
-    assert "0.965 for a first child of a 4-bit copy" in str(facts["speed"])
-    monkeypatch.undo()
-    with Engine.from_pair(
-        open_pair(target, Path("self:nf4")),
-        tree=TreeSettings(size=20, depth=DEPTH),
-        limits=MemoryLimits(max_cpu_bytes=parse_size("400MiB"), max_resident_layers=1),
-        dtype="bfloat16",
-        context_tokens=100,
-    ) as engine:
-        assert facts["device_bytes"] == engine.placement.device_bytes
 
 
 def test_a_target_without_a_draft_is_told_what_is_at_hand(

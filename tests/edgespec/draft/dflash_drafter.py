@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
+
+from tests.edgespec.draft.eagle3_head import random_weight
 
 HEADS, KEY_HEADS, HEAD_DIM, INNER = 4, 2, 12, 40
 EPS, THETA = 1e-5, 500.0
@@ -45,12 +48,7 @@ class Drafter:
 def tensors_of(drafter: Drafter, *, seed: int = 6) -> dict[str, Tensor]:
     """Random tensors under the containers' names."""
     generator = torch.Generator().manual_seed(seed)
-
-    def random(*shape: int) -> Tensor:
-        if len(shape) == 1:
-            return 1 + 0.3 * torch.randn(*shape, generator=generator)
-        return torch.randn(*shape, generator=generator) * shape[-1] ** -0.5
-
+    random = partial(random_weight, generator)
     h = drafter.width
     found = {"fc.weight": random(h, len(drafter.read) * h), "hidden_norm.weight": random(h), "norm.weight": random(h)}
     for layer in range(drafter.num_layers):
@@ -136,13 +134,6 @@ def write_drafter(folder: Path, drafter: Drafter) -> Path:
     (folder / "config.json").write_text(json.dumps(config_of(drafter)), encoding="utf-8")
     save_file(tensors_of(drafter), folder / "model.safetensors")
     return folder
-
-
-def reference(
-    drafter: Drafter, t: dict[str, Tensor], states: list[Tensor], embed: Tensor, output: Tensor, root: int
-) -> Tensor:
-    """The page's forward: logits [s, V] of the places behind a root, after a text of these states H[j] [P, h]."""
-    return of_all_tokens(drafter, t, places(drafter, t, states, embed, root) @ t.get("lm_head.weight", output).T)
 
 
 def of_all_tokens(drafter: Drafter, t: dict[str, Tensor], known: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,15 +41,17 @@ class Head:
     use_aux: bool = True
 
 
+def random_weight(generator: torch.Generator, *shape: int) -> Tensor:
+    """A norm's weight, or a matrix that keeps the size of what it reads."""
+    if len(shape) == 1:
+        return 1 + 0.3 * torch.randn(*shape, generator=generator)
+    return torch.randn(*shape, generator=generator) * shape[-1] ** -0.5
+
+
 def tensors_of(head: Head, *, seed: int = 5) -> dict[str, Tensor]:
     """Random tensors under the container's names."""
     generator = torch.Generator().manual_seed(seed)
-
-    def random(*shape: int) -> Tensor:
-        if len(shape) == 1:
-            return 1 + 0.3 * torch.randn(*shape, generator=generator)
-        return torch.randn(*shape, generator=generator) * shape[-1] ** -0.5
-
+    random = partial(random_weight, generator)
     h, n = head.width, len(head.read)
     found = {"norm.weight": random(h)}
     if head.use_aux:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from transformers import PreTrainedModel
 
 from edgespec.draft.readings import AS_STATED, Reading
 from tests.conftest import make_tokenizer
+from tests.edgespec.draft.eagle3_head import random_weight
 from tests.edgespec.draft.gguf_drafts import F32, Packing
 from tests.offload.gguf.files import write_gguf
 
@@ -46,12 +48,7 @@ class Assistant:
 def tensors_of(form: Assistant, *, seed: int = 4) -> dict[str, Tensor]:
     """Random tensors under the published names."""
     generator = torch.Generator().manual_seed(seed)
-
-    def random(*shape: int) -> Tensor:
-        if len(shape) == 1:
-            return 1 + 0.3 * torch.randn(*shape, generator=generator)
-        return torch.randn(*shape, generator=generator) * shape[-1] ** -0.5
-
+    random = partial(random_weight, generator)
     h, h_t = form.width, form.target_width
     found = {
         "pre_projection.weight": random(h, 2 * h_t), "post_projection.weight": 0.5 * random(h_t, h),

@@ -50,25 +50,17 @@ def test_a_plan_becomes_settings() -> None:
          replace(tree_settings(ADAPTIVE), threshold=0.0, max_children=3)),
         (ADAPTIVE, {"policy": "adaptive", "depth": 2}, replace(tree_settings(ADAPTIVE), depth=2)),
         (PLAIN, {"draft_temperature": 0.5}, TreeSettings(policy="none", draft_temperature=0.5)),
+        *((plan, given, TreeSettings(**given)) for plan, given in (
+            (ADAPTIVE, {"policy": "dyspec"}), (ADAPTIVE, {"policy": "dyspec", "size": 40}),
+            (PLAIN, {"policy": "adaptive"}), (ADAPTIVE, {"policy": "chain", "draft_tokens": 3}),
+            (PLAIN, {"size": 40}), (ADAPTIVE, {"branching": (2, 2), "policy": "mcsd"}),
+        )),
     ],
 )  # fmt: skip
-def test_a_flag_overrides_its_value_alone(plan: Plan, given: dict[str, Any], settings: TreeSettings) -> None:
+def test_a_flag_overrides_its_value_alone_and_another_policy_or_a_flag_of_one_drops_the_plan(
+    plan: Plan, given: dict[str, Any], settings: TreeSettings
+) -> None:
     assert tree_settings(plan, TreeOptions(explicit=given)) == settings
-
-
-@pytest.mark.parametrize(
-    ("plan", "given"),
-    [
-        (ADAPTIVE, {"policy": "dyspec"}),
-        (ADAPTIVE, {"policy": "dyspec", "size": 40}),
-        (PLAIN, {"policy": "adaptive"}),
-        (ADAPTIVE, {"policy": "chain", "draft_tokens": 3}),
-        (PLAIN, {"size": 40}),
-        (ADAPTIVE, {"branching": (2, 2), "policy": "mcsd"}),
-    ],
-)
-def test_another_policy_or_a_flag_of_another_drops_the_plan(plan: Plan, given: dict[str, Any]) -> None:
-    assert tree_settings(plan, TreeOptions(explicit=given)) == TreeSettings(**given)
 
 
 @pytest.mark.parametrize(

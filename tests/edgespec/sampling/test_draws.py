@@ -28,7 +28,7 @@ def test_draws_have_the_law_of_sequential_draws_without_replacement(dtype: torch
 def test_a_long_tail_is_drawn_as_often_as_its_mass_says() -> None:
     """2,500,000 tokens of 2e-8 each, together 0.05: of 100 first draws 5 are expected from the tail.
 
-    Poisson: below 2 once in 25 runs, of which this seed is none. Noise in float32 has no steps that fine: it gives none.
+    Poisson: below 2 once in 25 runs, and this seed is none of them. Noise in float32 has no steps that fine: it has 0.
     """
     tail, mass = 2_500_000, 0.05
     q = torch.cat([torch.tensor([1 - mass]), torch.full((tail,), mass / tail)])

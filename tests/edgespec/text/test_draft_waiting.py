@@ -18,7 +18,7 @@ from tests.conftest import FAMILIES, RECURRENT, make_model, save_folder
 from tests.edgespec.draft.contract import open_engine
 from tests.edgespec.draft.dflash_drafter import Drafter, write_drafter
 from tests.edgespec.draft.mtp_target import write_target
-from tests.edgespec.draft.test_dflash import PLAIN as BLOCKS_TARGET
+from tests.edgespec.draft.test_block_drafters import PLAIN as BLOCKS_TARGET
 
 UNIT = 8  # tokens of a part
 WHOLE = 1 << 12

@@ -85,7 +85,10 @@ def test_texts_of_packed_layers_are_those_of_their_rounded_weights(
     folder = save_folder(tmp_path / "model", make_model(config, dtype=torch.bfloat16), shard="100KB")
     expected = greedy_texts(folder, format_of(quant))
     assert expected != greedy_texts(folder, None)  # rounding shows, or the comparison would say nothing
-    found = [texts_of(folder, tree, quant=quant, resident=resident) for resident, tree in zip((0, 0, 3), (*TREES, TREES[1]), strict=True)]
+    found = [
+        texts_of(folder, tree, quant=quant, resident=resident)
+        for resident, tree in zip((0, 0, 3), (*TREES, TREES[1]), strict=True)
+    ]
     assert [greedy for greedy, _ in found] == [expected] * len(found)
     assert [seeded for _, seeded in found] == [found[0][1]] * len(found)
     files = list((tmp_path / "cache" / "quantized").rglob("*.safetensors"))

@@ -208,16 +208,29 @@ def test_rows_of_texts_and_trees_are_near_those_of_the_familys_own_forward(
             assert far(one, other) < NEAR[dtype]
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3"])
-def test_a_norm_with_one_large_weight_counts_from_where_its_family_does(family: str, tokens: Tensor) -> None:
+def _one_large(model: PreTrainedModel) -> None:
     """Gemma 3 270M has norms whose other weights are below 3, and one is 250."""
+    for name, norm in model.named_parameters():
+        if name.endswith("layernorm.weight"):
+            norm[-1] = 250
 
-    def enlarge(model: PreTrainedModel) -> None:
-        for name, norm in model.named_parameters():
-            if name.endswith("layernorm.weight"):
-                norm[-1] = 250
 
-    usual, native = both(family, change=enlarge)
+def _small_behind_large(model: PreTrainedModel) -> None:
+    """On small rows a softmax and sigmoids choose with alike shares."""
+    for name, parameter in model.named_parameters():
+        if name.endswith("mlp.gate.weight"):
+            parameter /= 100
+        elif name.endswith("post_attention_layernorm.weight"):
+            parameter *= 100
+
+
+@pytest.mark.parametrize(
+    ("family", "change"), [("llama", _one_large), ("gemma3", _one_large), ("glm4-moe", _small_behind_large)]
+)
+def test_norms_of_large_weights_and_routers_behind_them_count_from_where_their_family_does(
+    family: str, change: Callable[[PreTrainedModel], None], tokens: Tensor
+) -> None:
+    usual, native = both(family, change=change)
     expected, found = (model.read([next_rows(model.new_text(), tokens[:30])])[0] for model in (usual, native))
     assert far(found, expected) < NEAR[torch.float32]
 
@@ -238,21 +251,6 @@ def test_weights_for_which_a_call_computes_something_else_are_read_by_torch(
 
 def norm_without_one(norm: layers._Norm | None) -> layers._Norm | None:
     return None if norm is None else replace(norm, factor=norm.factor - 1)
-
-
-def test_a_router_of_small_weights_behind_a_norm_of_large_ones_scores_as_its_family_does(tokens: Tensor) -> None:
-    """On small rows a softmax and sigmoids choose with alike shares."""
-
-    def rescale(model: PreTrainedModel) -> None:
-        for name, parameter in model.named_parameters():
-            if name.endswith("mlp.gate.weight"):
-                parameter /= 100
-            elif name.endswith("post_attention_layernorm.weight"):
-                parameter *= 100
-
-    usual, native = both("glm4-moe", change=rescale)
-    expected, found = (model.read([next_rows(model.new_text(), tokens[:30])])[0] for model in (usual, native))
-    assert far(found, expected) < NEAR[torch.float32]
 
 
 def all_short(_rotation: LengthRotation, part: PassRows) -> Tensor:
