@@ -166,11 +166,12 @@ def row_of(situation: str, num_texts: int, num_tokens: int, rates: dict[str, lis
     medians = {mode: statistics.median(own) for mode, own in rates.items()}
     best = max((PLAIN, LOOKUP), key=medians.__getitem__)
     ratios = [own / other for own, other in zip(rates[DEFAULT], rates[best], strict=True)]
+    quartiles = statistics.quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else ratios * 3
     return {
         "situation": situation, "texts": num_texts, "tokens": num_tokens, "turns": len(ratios),
         **{mode: round(median, 2) for mode, median in medians.items()},
         "of_best": round(statistics.median(ratios), 3),
-        "quartiles": [round(found, 3) for found in statistics.quantiles(ratios, n=4, method="inclusive")],
+        "quartiles": [round(found, 3) for found in quartiles],
     }  # fmt: skip
 
 

@@ -107,9 +107,9 @@ def test_logits_are_those_of_the_unmerged_forward(
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3", "phi3", *OWN_ENDS])
 def test_every_mechanisms_modules_take_adapters(family: str, tmp_path: Path) -> None:
-    """GPT-2's transposed layers, a mixture's shared experts, and mixers of recurrent layers among them."""
+    """GPT-2's transposed layers, tables that are scaled, shared experts, and mixers of recurrent layers among them."""
     model = make_model({**FAMILIES, **RECURRENT}[family]())
-    ends = OWN_ENDS.get(family, (*LINEAR, "qkv_proj", "gate_up_proj"))
+    ends = OWN_ENDS.get(family, (*LINEAR, "qkv_proj", "gate_up_proj", "embed_tokens"))
     adapter = write_adapter(tmp_path / "one", model, ends)
     with open_engine(save_folder(tmp_path / "model", model), adapter, limits=STREAMED) as engine:
         wanted = last_logits(with_adapters(model, (adapter, 1.0)))
@@ -149,10 +149,11 @@ def test_packed_layers_are_multiplied_as_they_are(quant: str, of: str, limits: M
 
 
 def test_two_adapters_are_summed_in_their_order(llama: tuple[Path, nn.Module], tmp_path: Path) -> None:
-    """Each with its scale; a scale of 0 is none."""
+    """Each with its scale; a scale of 0 is none. Of parameters of both the last one's stands."""
     folder, model = llama
-    one = write_adapter(tmp_path / "one", model, ["q_proj", "up_proj"], seed=1)
-    two = write_adapter(tmp_path / "two", model, ["up_proj", "down_proj"], seed=2, use_rslora=True)
+    norm = ["model.norm.weight"]
+    one = write_adapter(tmp_path / "one", model, ["q_proj", "up_proj"], seed=1, replaced=norm)
+    two = write_adapter(tmp_path / "two", model, ["up_proj", "down_proj"], seed=2, replaced=norm, use_rslora=True)
     with open_engine(folder, one, f"{two}:0.5") as engine:
         wanted = last_logits(with_adapters(model, (two, -0.5), (one, 2.0)))
         assert off(logits_of(engine, ("two", -0.5), ("one", 2.0)), wanted) < NEAR
