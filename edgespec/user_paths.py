@@ -27,6 +27,7 @@ from edgespec.errors import EdgespecError
 logger = logging.getLogger("edgespec.user_paths")
 CONFIG_NAME = "config.toml"
 KERNELS = "kernels"  # the folder of compiled ones, in that for files that can be made again
+LEARNED = "drafts"  # and the folder of what runs have learned of drafts
 NO_HOME = Path(__file__) / "no-home"  # below a file there can be none
 SET_HOME = "Set EDGESPEC_HOME to a folder that can be written."
 # Characters that a terminal obeys, or that hide or reorder text: control characters but line ends and tabs, line

@@ -26,13 +26,14 @@ Examples:
   edgespec cache list
   edgespec cache clear quantized           asks before it removes
   edgespec cache clear nf4-0f3a2b --yes    one of the names of the list
+  edgespec cache clear drafts              what runs have learned of all drafts
 
 Files of --prompt-cache that were used here are listed by their paths, wherever they lie.
 Models and saved chats are yours, and are no part of it; `list` says where the last chats lie.
 """,
 )
 def command() -> None:
-    """What edgespec can make again: quantised copies, tokenizers, kernels, profiles, speeds, prompt caches."""
+    """What can be made again: quantised copies, tokenizers, kernels, profiles, speeds, drafts' yields, prompts."""
 
 
 @command.command(name="list")
@@ -69,7 +70,10 @@ def list_command(*, as_json: bool) -> int:
 @click.argument("names", nargs=-1)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def clear_command(*, names: tuple[str, ...], yes: bool) -> int:
-    """Remove NAMES: of the list, or quantized, tokenizers, kernels, profiles, speeds, prompts. Without NAMES all."""
+    """Remove NAMES: of the list, or quantized, tokenizers, kernels, profiles, speeds, drafts, prompts.
+
+    Without NAMES all.
+    """
     from edgespec.doctor.checks import describe_size
     from edgespec.doctor.kept_files import kept_files, remove
 

@@ -1,4 +1,4 @@
-"""What edgespec can make again: quantised copies, tokenizers, kernels, profiles, speeds, prompt caches."""
+"""What can be made again: quantised copies, tokenizers, kernels, profiles, speeds, drafts' yields, prompts."""
 
 import datetime
 import shutil
@@ -11,7 +11,7 @@ from filelock import FileLock, Timeout
 from edgespec.doctor.checks import size_of
 from edgespec.pair.score_merges import FOLDER, SUFFIX
 from edgespec.prefix_cache.prompt_files import noted_files
-from edgespec.user_paths import KERNELS, cache_folder, machine_file, profiles_folder
+from edgespec.user_paths import KERNELS, LEARNED, cache_folder, machine_file, profiles_folder
 
 KINDS = {
     "quantized": "layers that were quantised once",
@@ -19,6 +19,7 @@ KINDS = {
     "kernels": "code that was compiled for this processor",
     "profiles": "what edgespec profile measured",
     "speeds": "what edgespec estimate measured of this machine",
+    "drafts": "how far drafts' guesses went in earlier runs, and what their trees took",
     "prompts": "prompt caches, which lie where the user put them",
 }
 LOCK = ".lock"  # beside a quantised copy, held while it is written
@@ -48,6 +49,7 @@ def kept_files() -> Iterator[KeptFile]:
         "kernels": [path for path in _below(cache_folder() / KERNELS) if path.suffix == ".o"],
         "profiles": [path for path in _below(profiles_folder()) if path.suffix == ".toml"],
         "speeds": [path for path in (machine_file(),) if path.is_file()],
+        "drafts": [path for path in _below(cache_folder() / LEARNED) if path.suffix == ".json"],
     }
     for kind, paths in places.items():
         for path in paths:

@@ -22,7 +22,7 @@ from edgespec.machine.torch_threads import torch_threads
 from edgespec.pair.folder import ModelFolder, fingerprint
 from edgespec.tuning.costs import GrowthCosts
 from edgespec.tuning.draft_worth import DraftWorth
-from edgespec.user_paths import cache_folder, make_folder, written_whole
+from edgespec.user_paths import LEARNED, cache_folder, make_folder, written_whole
 from edgespec.validation import parse_json, read_as
 
 FORMAT = 2  # of the files
@@ -155,4 +155,4 @@ def rate_of(tokens: float, *, nodes: float, layers: float) -> float:
 
 
 def _file_of(target: ModelFolder, draft: ModelFolder) -> Path:
-    return cache_folder() / "drafts" / f"{fingerprint(target)}-{fingerprint(draft)}.json"
+    return cache_folder() / LEARNED / f"{fingerprint(target)}-{fingerprint(draft)}.json"

@@ -18,7 +18,7 @@ from edgespec.user_paths import cache_folder, machine_file, profiles_folder, pro
 
 @pytest.fixture
 def kept() -> dict[str, Path]:
-    """Two quantised copies, one of them cut, a tokenizer's merges, a profile and measured speeds."""
+    """Two quantised copies, one of them cut, a tokenizer's merges, a profile, speeds, and a draft's yields."""
     copies = cache_folder() / "quantized"
     places = {
         "nf4-abc": copies / "nf4-abc" / "layer-00000.safetensors",
@@ -27,6 +27,7 @@ def kept() -> dict[str, Path]:
         "1c4b": cache_folder() / "kernels" / "1c4b.o",
         "cpu-pair": profiles_folder() / "cpu-pair.toml",
         "machine": machine_file(),
+        "ab-cd": cache_folder() / "drafts" / "ab-cd.json",
     }
     for path in places.values():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -47,15 +48,16 @@ def test_all_that_can_be_made_again_is_listed_with_sizes(
     assert run(["cache", "list"]) == 0
     out = capsys.readouterr().out
     assert "quantized     3.0 MiB" in out
-    assert "together 18.0 MiB" in out
+    assert "together 21.0 MiB" in out
 
 
 @pytest.mark.parametrize(
     ("names", "left"),
     [
         ([], set()),
-        (["quantized"], {"0f3a", "1c4b", "cpu-pair", "machine"}),
-        (["nf4-abc", "tokenizers", "speeds", "kernels"], {"int8-def.partial", "cpu-pair"}),
+        (["quantized"], {"0f3a", "1c4b", "cpu-pair", "machine", "ab-cd"}),
+        (["drafts", "quantized"], {"0f3a", "1c4b", "cpu-pair", "machine"}),
+        (["nf4-abc", "tokenizers", "speeds", "kernels"], {"int8-def.partial", "cpu-pair", "ab-cd"}),
     ],
 )
 def test_what_is_named_is_removed_and_nothing_else(
