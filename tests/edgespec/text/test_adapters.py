@@ -125,6 +125,25 @@ def test_files_of_rows_know_their_adapters(base: tuple[Path, nn.Module, list[Pat
         assert engine.generate(PROMPT, reuse=True, adapters=["two"], **GREEDY).cached_tokens > 0
 
 
+def test_a_file_has_rows_for_a_draft_with_the_same_adapters_alone(
+    base: tuple[Path, nn.Module, list[Path]], tmp_path: Path
+) -> None:
+    """Those of the target are used all the same."""
+    folder, _, (one, _) = base
+    for given, is_same in ((str(one), True), (str(one), True), (f"{one}:0.5", False), (None, False)):
+        own = [] if given is None else [given]
+        with open_engine(folder, draft=folder, draft_adapters=own) as engine:
+            cache = PromptCache(tmp_path / "rows.safetensors", engine.pair, engine.run_config)
+            if not cache.ids:
+                cache.keep_beginning([PROMPT, PROMPT])
+                engine.prefix_cache.prompt_cache = cache
+                engine.generate(PROMPT, **GREEDY)
+            caches = cache.begin(PROMPT, engine.target_model, engine.draft_model, ())
+            assert caches is not None
+            assert caches.draft is not None
+            assert (len(caches.target.ids), bool(caches.draft.ids)) == (len(PROMPT) - 1, is_same), given
+
+
 def test_the_fingerprint_is_of_the_adapters_and_their_scales(base: tuple[Path, nn.Module, list[Path]]) -> None:
     """Of those alone that texts have which choose none."""
     folder, _, (one, two) = base
