@@ -7,6 +7,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import gc
+import importlib
 import itertools
 import random
 import secrets
@@ -59,6 +60,7 @@ from transformers.models.kimi_linear import modeling_kimi_linear
 from transformers.utils import logging as transformers_logging
 
 from edgespec.hub import other_programs
+from offload.native import compiler
 from offload.text_part import model_from_config
 from tests import selection
 from tests.hub import Cache
@@ -255,6 +257,15 @@ def _homes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Paths for homes, made only by who writes to one: a folder for each of thousands of tests would take time."""
     root = tmp_path_factory.mktemp("homes")
     return (root / str(number) for number in itertools.count())
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _kernels_compiled_once(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Code is found by its text: tests with homes of their own, other workers and other runs compile nothing again."""
+    importlib.import_module("edgespec.placement.weights")  # whose folder would be the later one
+    cache = getattr(request.config, "cache", None)
+    folder = tmp_path_factory.mktemp("kernels") if cache is None else cache.mkdir("kernels")
+    compiler.keep_in(lambda: folder)
 
 
 @pytest.fixture(autouse=True)

@@ -60,31 +60,6 @@ def row_id(target: Path, folder: Path) -> list[str]:
 
 
 @source
-def rows_shown_as_text(target: Path, folder: Path) -> list[str]:
-    return [*row_id(target, folder), "--format", "text"]
-
-
-@source
-def prompt_file(target: Path, _: Path) -> list[str]:
-    return ["generate", f"{HOSTILE}.txt", "-m", str(target), "--log-file", "run.log"]
-
-
-@source
-def trace(_: Path, __: Path) -> list[str]:
-    return ["generate", f"{HOSTILE}.txt", "-vv"]
-
-
-@source
-def model_name(_: Path, __: Path) -> list[str]:
-    return ["generate", "-p", "x", "-m", HOSTILE]
-
-
-@source
-def model_folder(target: Path, folder: Path) -> list[str]:
-    return ["generate", "-p", "x", "-n", "1", "-v", "-m", str(target.rename(folder / HOSTILE)), "--log-file", "run.log"]
-
-
-@source
 def model_type(target: Path, _: Path) -> list[str]:
     changed(target / "config.json", model_type=HOSTILE)
     return ["generate", "-p", "x", "-m", str(target)]
@@ -130,11 +105,6 @@ def earlier_record(target: Path, folder: Path) -> list[str]:
 
 
 @source
-def profile_name(target: Path, _: Path) -> list[str]:
-    return ["generate", "-p", "x", "-m", str(target), "-md", str(target), "--profile", HOSTILE]
-
-
-@source
 def profile_list(_: Path, folder: Path) -> list[str]:
     (folder / "home/profiles").mkdir(parents=True)
     (folder / f"home/profiles/{HOSTILE}.toml").write_text("{}")
@@ -153,16 +123,6 @@ def configured_file(_: Path, folder: Path) -> list[str]:
     path = folder / f"{HOSTILE}.toml"
     path.write_text("[defaults]\nseed = 3\n")
     return ["config", "show", "--origin", "--config", str(path)]
-
-
-@source
-def command_name(_: Path, __: Path) -> list[str]:
-    return [HOSTILE]
-
-
-@source
-def option_value(_: Path, __: Path) -> list[str]:
-    return ["generate", "-p", "x", "-n", HOSTILE]
 
 
 @source
@@ -185,6 +145,20 @@ def models(target: Path, folder: Path) -> list[str]:
     changed(target / "config.json", model_type=HOSTILE, torch_dtype=HOSTILE, dtype=HOSTILE)
     target.rename(folder / HOSTILE)
     return ["models", str(folder)]
+
+
+SOURCES |= {
+    "rows_shown_as_text": lambda target, folder: [*row_id(target, folder), "--format", "text"],
+    "prompt_file": lambda target, _: ["generate", f"{HOSTILE}.txt", "-m", str(target), "--log-file", "run.log"],
+    "trace": lambda _, __: ["generate", f"{HOSTILE}.txt", "-vv"],
+    "model_name": lambda _, __: ["generate", "-p", "x", "-m", HOSTILE],
+    "model_folder": lambda target, folder: ["generate", "-p", "x", "-n", "1", "-v", "--log-file", "run.log", "-m",
+                                            str(target.rename(folder / HOSTILE))],
+    "profile_name": lambda target, _: ["generate", "-p", "x", "-m", str(target), "-md", str(target), "--profile",
+                                       HOSTILE],
+    "command_name": lambda _, __: [HOSTILE],
+    "option_value": lambda _, __: ["generate", "-p", "x", "-n", HOSTILE],
+}  # fmt: skip
 
 
 @pytest.fixture

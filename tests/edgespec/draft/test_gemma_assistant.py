@@ -321,23 +321,14 @@ def test_what_is_not_known_of_a_config_is_named(tmp_path: Path) -> None:
     assert "states future, later in its config.json" in draft.notes[1]
 
 
-@pytest.mark.parametrize("family", GEMMAS_4)
-def test_texts_begin_on_rows_that_a_file_or_an_earlier_turn_has(family: str, tmp_path: Path) -> None:
-    """The target's alone: the assistant has none, and goes on from the target's."""
-    target = save_folder(tmp_path / "target", make_model(FAMILIES[family]()))
+def test_a_file_of_rows_has_the_targets_alone(tmp_path: Path) -> None:
+    """The assistant has none, and goes on from the target's."""
+    target = save_folder(tmp_path / "target", make_model(FAMILIES["gemma4"]()))
     draft, path = write_assistant(tmp_path / "draft", Assistant()), tmp_path / "rows.safetensors"
-    with open_engine(target, None) as engine:
-        expected, _ = texts(engine, None)
-    for run in range(2):
-        with open_engine(target, draft, tree=DRAFTED) as engine:
-            found, num_read = texts(engine, path)
-            steps = engine.generate(list(SYSTEM), temperature=0.0, max_new_tokens=8, reuse=True).steps
-        assert found == expected
-        assert num_read[0] == (43 if run == 0 else 3)
-        assert sum(step.num_drafted for step in steps) > 8
+    with open_engine(target, draft, tree=DRAFTED) as engine:
+        texts(engine, path)
     tensors, header = contents(path)
-    assert header["ids"]["target"] == SYSTEM
-    assert header["ids"]["draft"] == []
+    assert (header["ids"]["target"], header["ids"]["draft"]) == (SYSTEM, [])
     assert {name.split(".")[0] for name in tensors} == {"target"}
     assert "target.hidden" in tensors
 

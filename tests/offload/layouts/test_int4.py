@@ -363,18 +363,18 @@ def test_kernels_of_other_steps_are_not_used(order: LaneOrder, monkeypatch: pyte
 
     alone, both = row_blocks.scales_at, lanes._steps
     is_alone = order.scales is not None and not order.has_whole_zeros
-    faults: list[tuple[str, object, bool]] = [
-        ("MIDDLE", 7.0, not order.has_whole_zeros),
-        ("scales_at", lambda code, at, first, *rest, **more: alone(code, at, first ^ 1, *rest, **more), is_alone),
-        ("_steps", lambda code, at, *rest, **more: both(code, code.at(at, 4), *rest, **more), not is_alone),
-    ]
+    faults: list[tuple[str, object]] = [("MIDDLE", 7.0)] if not order.has_whole_zeros else []
+    if is_alone:
+        faults.append(("scales_at", lambda code, at, first, *of, **more: alone(code, at, first ^ 1, *of, **more)))
+    else:
+        faults.append(("_steps", lambda code, at, *of, **more: both(code, code.at(at, 4), *of, **more)))
     try:
-        for name, wrong, is_read in faults:
+        for name, wrong in faults:
             int4_lanes._is_right.cache_clear()
             int4_lanes._code.cache_clear()
             with monkeypatch.context() as patched:
                 patched.setattr(lanes, name, wrong)
-                assert order.runs_on(CPU) != is_read, name
+                assert not order.runs_on(CPU), name
     finally:
         int4_lanes._is_right.cache_clear()
         int4_lanes._code.cache_clear()
