@@ -111,17 +111,22 @@ def open_draft(folder: Path, target: ModelFolder, *, is_planned: bool = False) -
 
 
 def read_draft_tensors(folder: Path, *, is_planned: bool = False) -> Checkpoint:
-    """Return a published draft's tensors: none where it is planned from a config.json alone."""
-    if is_planned and not any(folder.glob("*.safetensors*")) and not (folder / TORCH_NAME).exists():
-        return Checkpoint(folder=folder, tensors={})
+    """Return a published draft's tensors: none where it is planned from a config.json alone.
+
+    Of a GGUF file that is planned the header may be there alone.
+    """
     with offload_errors():
+        if is_gguf(folder):
+            return read_draft_checkpoint(folder, is_whole=not is_planned)
+        if is_planned and not any(folder.glob("*.safetensors*")) and not (folder / TORCH_NAME).exists():
+            return Checkpoint(folder=folder, tensors={})
         return read_draft_checkpoint(folder)
 
 
-def read_draft_checkpoint(folder: Path) -> Checkpoint:
+def read_draft_checkpoint(folder: Path, *, is_whole: bool = True) -> Checkpoint:
     """Return the tensors of a published draft, also of torch's own file or a GGUF file; raises CheckpointError."""
     if is_gguf(folder):
-        header = read_gguf(folder)
+        header = read_gguf(folder, is_whole=is_whole)
         return gguf_checkpoint(header, config_fields(header))
     if any(folder.glob("*.safetensors*")) or not (folder / TORCH_NAME).exists():
         return read_checkpoint(folder)

@@ -62,7 +62,8 @@ def open_stated(folder: Path, target: ModelFolder, stated: StatedDraft, checkpoi
     with offload_errors():
         if checkpoint.tensors:
             stated.check_tensors(as_published(checkpoint))
-            stated.check_ids(checkpoint)
+            if not is_gguf(folder) or not read_gguf(folder, is_whole=False).missing_bytes:
+                stated.check_ids(checkpoint)
             known = planned_parts(layer, stated.parts, folder).tensors
             tensors = renamed(stated.draft, checkpoint.tensors, stated.parameter_name, known=known)
             checkpoint = replace(checkpoint, tensors=tensors)
@@ -116,7 +117,7 @@ def draft_config(path: Path) -> dict[str, Any]:
     if not is_gguf(path):
         return read_json(path / "config.json")
     with offload_errors():
-        return config_fields(read_gguf(path))
+        return config_fields(read_gguf(path, is_whole=False))
 
 
 def set_packing(layer: PretrainedConfig, path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from offload.gguf.family import Family
-from offload.gguf.header import GgufHeader
+from offload.gguf.header import GgufHeader, read_gguf
 from offload.gguf.numbers import is_same_float32, shortest, wrong_value
 from offload.gguf.refusal import not_read, number
 from offload.gguf.storage_types import UnpackedTensor
@@ -175,7 +175,10 @@ def _values(header: GgufHeader, name: str) -> list[float]:
     tensor = header.tensors[name]
     with tensor.file.open("rb") as file:
         file.seek(tensor.offset)
-        stored = torch.frombuffer(bytearray(file.read(tensor.num_bytes)), dtype=torch.uint8)
+        content = file.read(tensor.num_bytes)
+    if len(content) < tensor.num_bytes:
+        read_gguf(header.path)  # which raises: they lie behind the end of a file whose header alone is there
+    stored = torch.frombuffer(bytearray(content), dtype=torch.uint8)
     out = torch.empty(math.prod(tensor.shape))
     UnpackedTensor(shape=tensor.shape, block=tensor.block).write(stored, out)
     if not bool(out.isfinite().all()) or bool((out <= 0).any()):

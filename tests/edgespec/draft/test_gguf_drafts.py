@@ -18,6 +18,8 @@ from torch import Tensor
 from transformers import LlamaConfig
 
 from edgespec import EdgespecError
+from edgespec.pair.drafts import open_draft, planned_draft
+from edgespec.pair.folder import open_model
 from edgespec.pair.pair import open_pair
 from offload.formats.gguf_blocks import TYPES
 from offload.gguf.header import read_gguf
@@ -188,6 +190,28 @@ def test_a_draft_in_blocks_is_multiplied_so_and_guesses_as_its_numbers(
         assert weights.keys() == expected.keys()
         assert all(torch.equal(weight, expected[name]) for name, weight in weights.items())
         torch.testing.assert_close(found, first_guess(engine), **BOUND)
+
+
+@pytest.mark.parametrize("form", ["EAGLE-3", "DFlash2", ASSISTANT])
+def test_a_file_is_planned_as_it_is_opened_from_its_header_alone_too(
+    form: str, target_of: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder, target = write_draft(tmp_path / "draft", FORMS[form]), open_model(target_of(form))
+    path = in_file(tmp_path / "draft.gguf", FORMS[form], folder)
+    tensors = open_draft(path, target).checkpoint.tensors
+    _, planned = planned_draft(path, target)
+    assert planned is not None
+    assert planned.checkpoint.tensors == tensors
+    path.write_bytes(path.read_bytes()[: min(entry.offset for entry in tensors.values())])
+    with pytest.raises(EdgespecError, match="is truncated"):
+        open_draft(path, target)
+    if form == ASSISTANT:  # whose rotation lies among its tensors
+        with pytest.raises(EdgespecError, match="is truncated"):
+            planned_draft(path, target)
+    else:
+        _, planned = planned_draft(path, target)
+        assert planned is not None
+        assert planned.checkpoint.tensors == tensors
 
 
 @pytest.mark.parametrize("quant", ["int8", "nf4"])
