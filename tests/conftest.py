@@ -20,42 +20,7 @@ import torch
 import transformers
 from huggingface_hub import constants
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import (
-    BambaConfig,
-    FalconH1Config,
-    FalconMambaConfig,
-    Gemma2Config,
-    Gemma3Config,
-    Gemma3TextConfig,
-    Gemma4TextConfig,
-    GPT2Config,
-    GPTNeoXConfig,
-    GraniteMoeHybridConfig,
-    JambaConfig,
-    KimiLinearConfig,
-    Lfm2Config,
-    Lfm2MoeConfig,
-    Llama4TextConfig,
-    LlamaConfig,
-    Mamba2Config,
-    MambaConfig,
-    MistralConfig,
-    MixtralConfig,
-    NemotronHConfig,
-    OlmoHybridConfig,
-    OPTConfig,
-    Phi3Config,
-    PretrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerFast,
-    Qwen2Config,
-    Qwen3_5MoeTextConfig,
-    Qwen3_5TextConfig,
-    Qwen3Config,
-    Qwen3MoeConfig,
-    Qwen3NextConfig,
-    ZayaConfig,
-)
+from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.models.kimi_linear import modeling_kimi_linear
 from transformers.utils import logging as transformers_logging
 
@@ -93,29 +58,31 @@ TWO_SIZES: dict[str, Any] = {
 IMAGES = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2,
           "image_size": 16, "patch_size": 8, "model_type": "siglip_vision_model"}  # fmt: skip
 FAMILIES: dict[str, Callable[[], PretrainedConfig]] = {
-    "llama": lambda: LlamaConfig(**GROUPED, tie_word_embeddings=True),
-    "llama-bias": lambda: LlamaConfig(**SMALL, attention_bias=True, mlp_bias=True),
-    "qwen2": lambda: Qwen2Config(**GROUPED),
-    "qwen2-window": lambda: Qwen2Config(
+    "llama": lambda: transformers.LlamaConfig(**GROUPED, tie_word_embeddings=True),
+    "llama-bias": lambda: transformers.LlamaConfig(**SMALL, attention_bias=True, mlp_bias=True),
+    "qwen2": lambda: transformers.Qwen2Config(**GROUPED),
+    "qwen2-window": lambda: transformers.Qwen2Config(
         **GROUPED, use_sliding_window=True, sliding_window=WINDOW, max_window_layers=1, layer_types=MIXED
     ),
-    "qwen3": lambda: Qwen3Config(**GROUPED, head_dim=8, tie_word_embeddings=True),
-    "qwen3-moe": lambda: Qwen3MoeConfig(**EXPERTS, head_dim=8, num_experts=4, moe_intermediate_size=16),
-    "mistral": lambda: MistralConfig(**GROUPED, head_dim=8, sliding_window=None),
-    "mistral-window": lambda: MistralConfig(**GROUPED, head_dim=8, sliding_window=WINDOW),
-    "mixtral": lambda: MixtralConfig(**EXPERTS, num_local_experts=4, sliding_window=None),
-    "gemma2": lambda: Gemma2Config(**GROUPED, head_dim=8, sliding_window=WINDOW, layer_types=MIXED),
-    "gemma3": lambda: Gemma3TextConfig(**GROUPED, head_dim=8, sliding_window=WINDOW, layer_types=MIXED),
+    "qwen3": lambda: transformers.Qwen3Config(**GROUPED, head_dim=8, tie_word_embeddings=True),
+    "qwen3-moe": lambda: transformers.Qwen3MoeConfig(**EXPERTS, head_dim=8, num_experts=4, moe_intermediate_size=16),
+    "mistral": lambda: transformers.MistralConfig(**GROUPED, head_dim=8, sliding_window=None),
+    "mistral-window": lambda: transformers.MistralConfig(**GROUPED, head_dim=8, sliding_window=WINDOW),
+    "mixtral": lambda: transformers.MixtralConfig(**EXPERTS, num_local_experts=4, sliding_window=None),
+    "gemma2": lambda: transformers.Gemma2Config(**GROUPED, head_dim=8, sliding_window=WINDOW, layer_types=MIXED),
+    "gemma3": lambda: transformers.Gemma3TextConfig(**GROUPED, head_dim=8, sliding_window=WINDOW, layer_types=MIXED),
     # As many layers in the tower for images as in the text part
-    "gemma3-images": lambda: Gemma3Config(
+    "gemma3-images": lambda: transformers.Gemma3Config(
         text_config=FAMILIES["gemma3"](), vision_config=IMAGES, image_token_index=255, mm_tokens_per_image=4
     ),
     # Two sizes of heads, and layers that read the keys of earlier ones
-    "gemma4": lambda: Gemma4TextConfig(**{**GROUPED, "num_hidden_layers": 4}, **TWO_SIZES, layer_types=MIXED[:2] * 2),
-    "gemma4-shared": lambda: Gemma4TextConfig(
+    "gemma4": lambda: transformers.Gemma4TextConfig(
+        **{**GROUPED, "num_hidden_layers": 4}, **TWO_SIZES, layer_types=MIXED[:2] * 2
+    ),
+    "gemma4-shared": lambda: transformers.Gemma4TextConfig(
         **{**GROUPED, "num_hidden_layers": 5}, **TWO_SIZES, layer_types=[*MIXED, *MIXED[:2]], num_kv_shared_layers=2
     ),
-    "llama4": lambda: Llama4TextConfig(
+    "llama4": lambda: transformers.Llama4TextConfig(
         **EXPERTS,
         head_dim=8,
         num_local_experts=4,
@@ -127,11 +94,11 @@ FAMILIES: dict[str, Callable[[], PretrainedConfig]] = {
         floor_scale=4,
         attn_scale=0.3,
     ),
-    "phi3": lambda: Phi3Config(**GROUPED),
-    "phi3-window": lambda: Phi3Config(**GROUPED, sliding_window=WINDOW),
-    "opt": lambda: OPTConfig(**SMALL, ffn_dim=64, word_embed_proj_dim=32),
-    "gpt2": lambda: GPT2Config(**SMALL, n_inner=64),
-    "gpt-neox": lambda: GPTNeoXConfig(**SMALL),
+    "phi3": lambda: transformers.Phi3Config(**GROUPED),
+    "phi3-window": lambda: transformers.Phi3Config(**GROUPED, sliding_window=WINDOW),
+    "opt": lambda: transformers.OPTConfig(**SMALL, ffn_dim=64, word_embed_proj_dim=32),
+    "gpt2": lambda: transformers.GPT2Config(**SMALL, n_inner=64),
+    "gpt-neox": lambda: transformers.GPTNeoXConfig(**SMALL),
 }
 CONVOLUTIONS: dict[str, Any] = {"layer_types": ["conv", "full_attention", "conv"]}
 DELTA: dict[str, Any] = {
@@ -150,20 +117,20 @@ MAMBA: dict[str, Any] = {
 }
 SHARED_EXPERT: dict[str, Any] = {"num_experts": 4, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16}
 RECURRENT: dict[str, Callable[[], PretrainedConfig]] = {
-    "lfm2": lambda: Lfm2Config(**GROUPED, **CONVOLUTIONS, block_auto_adjust_ff_dim=False),
-    "lfm2-moe": lambda: Lfm2MoeConfig(
+    "lfm2": lambda: transformers.Lfm2Config(**GROUPED, **CONVOLUTIONS, block_auto_adjust_ff_dim=False),
+    "lfm2-moe": lambda: transformers.Lfm2MoeConfig(
         **EXPERTS, **CONVOLUTIONS, num_experts=4, moe_intermediate_size=16, num_dense_layers=1
     ),
-    "qwen3-next": lambda: Qwen3NextConfig(**EXPERTS, **DELTA, **SHARED_EXPERT, head_dim=8),
-    "qwen3.5": lambda: Qwen3_5TextConfig(**GROUPED, **DELTA, head_dim=8),
-    "qwen3.5-moe": lambda: Qwen3_5MoeTextConfig(**EXPERTS, **DELTA, **SHARED_EXPERT, head_dim=8),
-    "olmo-hybrid": lambda: OlmoHybridConfig(**GROUPED, **{**DELTA, "linear_num_key_heads": 4}),
-    "bamba": lambda: BambaConfig(**GROUPED, **MAMBA, attn_layer_indices=[1]),
-    "granite-hybrid": lambda: GraniteMoeHybridConfig(
+    "qwen3-next": lambda: transformers.Qwen3NextConfig(**EXPERTS, **DELTA, **SHARED_EXPERT, head_dim=8),
+    "qwen3.5": lambda: transformers.Qwen3_5TextConfig(**GROUPED, **DELTA, head_dim=8),
+    "qwen3.5-moe": lambda: transformers.Qwen3_5MoeTextConfig(**EXPERTS, **DELTA, **SHARED_EXPERT, head_dim=8),
+    "olmo-hybrid": lambda: transformers.OlmoHybridConfig(**GROUPED, **{**DELTA, "linear_num_key_heads": 4}),
+    "bamba": lambda: transformers.BambaConfig(**GROUPED, **MAMBA, attn_layer_indices=[1]),
+    "granite-hybrid": lambda: transformers.GraniteMoeHybridConfig(
         **EXPERTS, **MAMBA, layer_types=DELTA["layer_types"], num_local_experts=4, shared_intermediate_size=32
     ),
-    "falcon-h1": lambda: FalconH1Config(**GROUPED, **MAMBA, mamba_d_ssm=64, head_dim=8),
-    "nemotron-h": lambda: NemotronHConfig(
+    "falcon-h1": lambda: transformers.FalconH1Config(**GROUPED, **MAMBA, mamba_d_ssm=64, head_dim=8),
+    "nemotron-h": lambda: transformers.NemotronHConfig(
         **EXPERTS,
         layers_block_type=["linear_attention", "moe", "full_attention", "mlp"],
         mamba_num_heads=8,
@@ -178,16 +145,18 @@ RECURRENT: dict[str, Callable[[], PretrainedConfig]] = {
         n_group=1,
         topk_group=1,
     ),
-    "mamba2": lambda: Mamba2Config(**SMALL, num_heads=8, head_dim=8, state_size=16, n_groups=2, chunk_size=16),
+    "mamba2": lambda: transformers.Mamba2Config(
+        **SMALL, num_heads=8, head_dim=8, state_size=16, n_groups=2, chunk_size=16
+    ),
 }
 # Mixers whose functions we do not know, which are read level by level
 BY_LEVELS: dict[str, Callable[[], PretrainedConfig]] = {
-    "jamba": lambda: JambaConfig(
+    "jamba": lambda: transformers.JambaConfig(
         **EXPERTS, num_experts=4, mamba_d_state=8, mamba_dt_rank=4, attn_layer_period=2, attn_layer_offset=1
     ),
-    "mamba": lambda: MambaConfig(**SMALL, state_size=8, time_step_rank=4),
-    "falcon-mamba": lambda: FalconMambaConfig(**SMALL, state_size=8, time_step_rank=4),
-    "zaya": lambda: ZayaConfig(
+    "mamba": lambda: transformers.MambaConfig(**SMALL, state_size=8, time_step_rank=4),
+    "falcon-mamba": lambda: transformers.FalconMambaConfig(**SMALL, state_size=8, time_step_rank=4),
+    "zaya": lambda: transformers.ZayaConfig(
         **{**GROUPED, "num_hidden_layers": 4},
         layer_types=["hybrid", "hybrid_sliding"] * 2,
         sliding_window=WINDOW,
@@ -197,7 +166,7 @@ BY_LEVELS: dict[str, Callable[[], PretrainedConfig]] = {
         moe_intermediate_size=16,
         router_hidden_size=16,
     ),
-    "kimi-linear": lambda: KimiLinearConfig(
+    "kimi-linear": lambda: transformers.KimiLinearConfig(
         **{**SMALL, "num_key_value_heads": 4},
         layer_types=DELTA["layer_types"],
         linear_head_dim=8,
@@ -217,7 +186,7 @@ if not hasattr(modeling_kimi_linear, "causal_conv1d_fn"):  # of the oldest trans
 RECURRENT |= BY_LEVELS
 if hasattr(transformers, "Lfm3Config"):  # not in the oldest transformers that we take
     RECURRENT["lfm3"] = lambda: transformers.Lfm3Config(**GROUPED, **CONVOLUTIONS)
-if not hasattr(Gemma4TextConfig, "kv_sharing_modes"):  # in the oldest transformers that we take
+if not hasattr(transformers.Gemma4TextConfig, "kv_sharing_modes"):  # in the oldest transformers that we take
     del FAMILIES["gemma4-shared"]
 # Soft-capped scores, and no attention at all: transformers refuses sdpa for them
 EAGER_ONLY = {"gemma2", "mamba", "mamba2", "falcon-mamba"}
@@ -342,6 +311,6 @@ def pair_folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A sharded bf16 Llama target and a smaller draft."""
     root = tmp_path_factory.mktemp("pair")
     target = save_folder(root / "target", make_model(FAMILIES["llama"](), dtype=torch.bfloat16), shard="20KB")
-    small = LlamaConfig(**{**SMALL, "hidden_size": 16, "num_hidden_layers": 1}, num_key_value_heads=2)
+    small = transformers.LlamaConfig(**{**SMALL, "hidden_size": 16, "num_hidden_layers": 1}, num_key_value_heads=2)
     draft = save_folder(root / "draft", make_model(small, seed=1, dtype=torch.bfloat16))
     return target, draft

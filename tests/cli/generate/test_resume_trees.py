@@ -57,48 +57,45 @@ def cut() -> None:
     path.write_bytes(path.read_bytes().split(b"\n")[0] + b"\n")
 
 
+Has = Callable[[TreeSettings | None], None]
+
+
+def goes_on(run_cli: RunCli, options: list[str], has_profile: Has, *, with_tree: TreeSettings | None,
+            changes: Sequence[str] = (), format_name: str = "jsonl") -> str:  # fmt: skip
+    """What is said when a run goes on with the texts that it had, whatever profile is there by now."""
+    whole = texts(format_name)
+    cut()
+    has_profile(with_tree)
+    outcome = run_cli([*options, *changes, "--resume"])
+    assert outcome.code == 0, outcome.err
+    assert texts(format_name) == whole
+    return outcome.err
+
+
 @pytest.mark.parametrize("format_name", FORMATS)
 def test_a_profile_that_was_measured_meanwhile_changes_nothing(
-    format_name: str, run_cli: RunCli, options: list[str], has_profile: Callable[[TreeSettings | None], None]
+    format_name: str, run_cli: RunCli, options: list[str], has_profile: Has
 ) -> None:
     options += ["--format", format_name]
     assert run_cli(options, files=PROMPTS).code == 0
-    whole = texts(format_name)
-    cut()
-    has_profile(CHOSEN)
-    outcome = run_cli([*options, "--resume"])
-    assert outcome.code == 0, outcome.err
-    assert "trees are those that 'out.jsonl' was begun with" in outcome.err
-    assert texts(format_name) == whole
+    said = goes_on(run_cli, options, has_profile, with_tree=CHOSEN, format_name=format_name)
+    assert "trees are those that 'out.jsonl' was begun with" in said
 
 
-def test_a_profile_that_is_gone_leaves_its_trees(
-    run_cli: RunCli, options: list[str], has_profile: Callable[[TreeSettings | None], None]
-) -> None:
+def test_a_profile_that_is_gone_leaves_its_trees(run_cli: RunCli, options: list[str], has_profile: Has) -> None:
     """Chosen children have noise of their own: with other trees there would be another text."""
     has_profile(CHOSEN)
     assert run_cli(options, files=PROMPTS).code == 0
-    whole = texts()
-    cut()
     for other in (None, replace(CHOSEN, size=2, depth=1)):
-        has_profile(other)
-        outcome = run_cli([*options, "--resume"])
-        assert outcome.code == 0, outcome.err
-        assert texts() == whole
-        cut()
+        goes_on(run_cli, options, has_profile, with_tree=other)
 
 
 @pytest.mark.parametrize("changes", [["--tree-size", "2"], ["--policy", "opt-tree", "--draw", "coupled"]], ids=str)
 def test_trees_that_no_text_depends_on_may_change(
-    changes: Sequence[str], run_cli: RunCli, options: list[str], has_profile: Callable[[TreeSettings | None], None]
+    changes: Sequence[str], run_cli: RunCli, options: list[str], has_profile: Has
 ) -> None:
     assert run_cli([*options, "--tree-size", "8"], files=PROMPTS).code == 0
-    whole = texts()
-    cut()
-    has_profile(TreeSettings(size=4))
-    outcome = run_cli([*options, *changes, "--resume"])
-    assert outcome.code == 0, outcome.err
-    assert texts() == whole
+    goes_on(run_cli, options, has_profile, with_tree=TreeSettings(size=4), changes=changes)
 
 
 def test_trees_that_texts_depend_on_are_not_mixed_unasked(run_cli: RunCli, options: list[str]) -> None:

@@ -7,17 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import transformers
-from transformers import (
-    DiffLlamaConfig,
-    Gemma3nTextConfig,
-    MiniMaxConfig,
-    PretrainedConfig,
-    Qwen3VLConfig,
-    RwkvConfig,
-    Zamba2Config,
-    ZambaConfig,
-    xLSTMConfig,
-)
+from transformers import PretrainedConfig
 
 from edgespec.model.supported import no_tree_reason
 from tests.conftest import EAGER_ONLY, FAMILIES, GROUPED, LATENT, MIXED, SMALL, VOCAB, WINDOW, make_model
@@ -26,21 +16,21 @@ from tests.edgespec.model.reader import Reader
 # Of which each has something that no other family has
 UNUSUAL: dict[str, Callable[[], PretrainedConfig]] = {
     # hidden states that come several times over, and a number for each layer where others have one for all
-    "gemma3n": lambda: Gemma3nTextConfig(
+    "gemma3n": lambda: transformers.Gemma3nTextConfig(
         **{**GROUPED, "num_hidden_layers": 4, "intermediate_size": [64] * 4}, head_dim=8, sliding_window=WINDOW,
         layer_types=MIXED[:2] * 2, num_kv_shared_layers=2, activation_sparsity_pattern=[0.5, 0.0, 0.0, 0.0],
         vocab_size_per_layer_input=VOCAB, hidden_size_per_layer_input=8, laurel_rank=8,
     ),
     # attention that is asked for twice a layer
-    "diffllama": lambda: DiffLlamaConfig(**GROUPED),
+    "diffllama": lambda: transformers.DiffLlamaConfig(**GROUPED),
     # positions that images would have three numbers of
-    "qwen3-vl": lambda: Qwen3VLConfig(
+    "qwen3-vl": lambda: transformers.Qwen3VLConfig(
         text_config={**GROUPED, "head_dim": 8, "rope_parameters": {"mrope_section": [2, 1, 1], "rope_theta": 1e4}},
         vision_config={"depth": 2, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "patch_size": 8,
                        "out_hidden_size": 32, "num_position_embeddings": 16, "deepstack_visual_indexes": [1]},
     ),
 }  # fmt: skip
-if not hasattr(Gemma3nTextConfig, "kv_sharing_modes"):  # the oldest transformers that we take
+if not hasattr(transformers.Gemma3nTextConfig, "kv_sharing_modes"):  # the oldest transformers that we take
     del UNUSUAL["gemma3n"]
     del UNUSUAL["qwen3-vl"]  # whose own forward fails there
 if hasattr(transformers, "Dots3NoteTextConfig"):  # not in the oldest transformers that we take
@@ -99,11 +89,11 @@ def test_a_pass_that_is_cut_and_made_again_leaves_no_trace(family: str) -> None:
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        (MiniMaxConfig(), "takes no cache but its own"),
-        (RwkvConfig(), "has recurrent layers of a kind of its own"),
-        (xLSTMConfig(), "has recurrent layers of a kind of its own"),
-        (ZambaConfig(), "has layers that share one block of attention"),
-        (Zamba2Config(), "has layers that share one block of attention"),
+        (transformers.MiniMaxConfig(), "takes no cache but its own"),
+        (transformers.RwkvConfig(), "has recurrent layers of a kind of its own"),
+        (transformers.xLSTMConfig(), "has recurrent layers of a kind of its own"),
+        (transformers.ZambaConfig(), "has layers that share one block of attention"),
+        (transformers.Zamba2Config(), "has layers that share one block of attention"),
     ],
     ids=lambda value: getattr(value, "model_type", ""),
 )

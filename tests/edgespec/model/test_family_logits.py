@@ -4,16 +4,9 @@ from dataclasses import replace
 
 import pytest
 import torch
+import transformers
 from torch import Tensor
-from transformers import (
-    CohereConfig,
-    Gemma2Config,
-    GraniteConfig,
-    LlamaConfig,
-    OPTConfig,
-    PretrainedConfig,
-    PreTrainedModel,
-)
+from transformers import PretrainedConfig, PreTrainedModel
 
 from edgespec.model.causal_model import CausalModel
 from edgespec.model.pass_rows import PassRows, next_rows
@@ -25,10 +18,10 @@ from tests.conftest import FAMILIES, GROUPED, SMALL, make_model
 CPU = torch.device("cpu")
 # Families that do something behind the head; make_model's weights make it show
 SCALED: dict[str, PretrainedConfig] = {
-    "gemma2-cap": Gemma2Config(**GROUPED, head_dim=8, final_logit_softcapping=2.0),
-    "cohere-scale": CohereConfig(**GROUPED, logit_scale=0.25),
-    "granite-scaling": GraniteConfig(**GROUPED, logits_scaling=8.0),
-    "opt-projected": OPTConfig(**SMALL, ffn_dim=64, word_embed_proj_dim=16),
+    "gemma2-cap": transformers.Gemma2Config(**GROUPED, head_dim=8, final_logit_softcapping=2.0),
+    "cohere-scale": transformers.CohereConfig(**GROUPED, logit_scale=0.25),
+    "granite-scaling": transformers.GraniteConfig(**GROUPED, logits_scaling=8.0),
+    "opt-projected": transformers.OPTConfig(**SMALL, ffn_dim=64, word_embed_proj_dim=16),
 }
 
 
@@ -88,7 +81,7 @@ def test_chunks_cover_all_rows_within_32_mib(num_rows: int, vocab: int, expected
 
 def test_plans_count_a_chunk_of_logits_and_the_distributions_that_a_draft_keeps() -> None:
     shape = PassShape(prompt_rows=1, tree_rows=769, keys=800)
-    small, large = LlamaConfig(**GROUPED), LlamaConfig(**{**GROUPED, "vocab_size": 152_000})
+    small, large = transformers.LlamaConfig(**GROUPED), transformers.LlamaConfig(**{**GROUPED, "vocab_size": 152_000})
     row = 152_000 * 4
     target = pass_bytes(large, shape, dtype=torch.float32) - pass_bytes(small, shape, dtype=torch.float32)
     assert 2 * 55 * row < target < 10 * 55 * row

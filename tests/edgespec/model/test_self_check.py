@@ -5,18 +5,9 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import Tensor
-from transformers import (
-    BambaConfig,
-    BloomConfig,
-    BltConfig,
-    FalconConfig,
-    GPTNeoConfig,
-    LlamaConfig,
-    MptConfig,
-    PretrainedConfig,
-    Qwen3NextConfig,
-)
+from transformers import PretrainedConfig
 
 from edgespec.errors import EdgespecError
 from edgespec.machine.torch_threads import torch_threads
@@ -37,16 +28,18 @@ from tests.support.tiny_configs import tiny_config
 CPU = torch.device("cpu")
 # Families that count cache slots, and how it shows: wrong logits, or code that cannot take our masks
 BLIND: dict[str, tuple[PretrainedConfig, str]] = {
-    "bloom": (BloomConfig(hidden_size=32, n_layer=2, n_head=4), "could not be shown"),
+    "bloom": (transformers.BloomConfig(hidden_size=32, n_layer=2, n_head=4), "could not be shown"),
     "falcon-alibi": (
-        FalconConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, alibi=True),
+        transformers.FalconConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, alibi=True),
         "could not be shown",
     ),
     "gpt-neo": (
-        GPTNeoConfig(hidden_size=32, num_layers=2, attention_types=[[["global", "local"], 1]], num_heads=4),
+        transformers.GPTNeoConfig(
+            hidden_size=32, num_layers=2, attention_types=[[["global", "local"], 1]], num_heads=4
+        ),
         "are off by",
     ),
-    "mpt": (MptConfig(d_model=32, n_layers=2, n_heads=4), "do not take the mask"),
+    "mpt": (transformers.MptConfig(d_model=32, n_layers=2, n_heads=4), "do not take the mask"),
 }
 
 
@@ -171,24 +164,26 @@ def test_a_wrong_reading_of_our_own_would_be_noticed(
 
 
 def test_the_copy_is_narrow_and_keeps_one_layer_of_each_kind() -> None:
-    config = LlamaConfig(num_hidden_layers=80, hidden_size=8192, num_attention_heads=64, num_key_value_heads=8)
+    config = transformers.LlamaConfig(
+        num_hidden_layers=80, hidden_size=8192, num_attention_heads=64, num_key_value_heads=8
+    )
     small = narrow_copy(config)
     assert (small.num_hidden_layers, small.hidden_size, small.head_dim) == (2, 512, 128)
     assert (small.num_attention_heads, small.num_key_value_heads) == (4, 2)
     mixed = narrow_copy(FAMILIES["gemma3"]())
     assert mixed.layer_types == ["sliding_attention", "full_attention"]
     assert config.num_hidden_layers == 80
-    recurrent = narrow_copy(Qwen3NextConfig(num_hidden_layers=8))
+    recurrent = narrow_copy(transformers.Qwen3NextConfig(num_hidden_layers=8))
     assert recurrent.layer_types == ["linear_attention", "full_attention"]
     assert (recurrent.linear_num_key_heads, recurrent.linear_num_value_heads) == (2, 4)
-    mamba = narrow_copy(BambaConfig())
+    mamba = narrow_copy(transformers.BambaConfig())
     assert mamba.mamba_n_heads * mamba.mamba_d_head == mamba.mamba_expand * mamba.hidden_size
 
 
 @pytest.mark.parametrize("width", [2048, 4096])
 def test_all_stacks_of_a_copy_are_narrow_and_fit_each_other(width: int) -> None:
     """Those of BLT, whose published sizes join the stacks with and without a projection between them."""
-    wide = BltConfig(global_config={"hidden_size": width, "num_attention_heads": width // 128})
+    wide = transformers.BltConfig(global_config={"hidden_size": width, "num_attention_heads": width // 128})
     small: Any = narrow_copy(wide)
     parts = (small.patcher_config, small.encoder_config, small.global_config, small.decoder_config)
     assert [part.num_hidden_layers for part in parts] == [2, 1, 2, 2]
@@ -203,7 +198,7 @@ def test_all_stacks_of_a_copy_are_narrow_and_fit_each_other(width: int) -> None:
 def test_the_check_leaves_the_random_numbers_alone() -> None:
     torch.manual_seed(5)
     before = torch.get_rng_state()
-    check_tree_reading(LlamaConfig(**GROUPED), device=CPU)
+    check_tree_reading(transformers.LlamaConfig(**GROUPED), device=CPU)
     assert torch.equal(before, torch.get_rng_state())
 
 

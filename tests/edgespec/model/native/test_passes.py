@@ -14,30 +14,9 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import Tensor, nn
-from transformers import (
-    Dots1Config,
-    Gemma2Config,
-    Gemma3nTextConfig,
-    Gemma3TextConfig,
-    Glm4MoeConfig,
-    GPT2Config,
-    GptOssConfig,
-    LlamaConfig,
-    Mamba2Config,
-    MistralConfig,
-    MixtralConfig,
-    Olmo2Config,
-    Phi3Config,
-    PretrainedConfig,
-    PreTrainedModel,
-    Qwen2Config,
-    Qwen2MoeConfig,
-    Qwen3_5TextConfig,
-    Qwen3Config,
-    Qwen3MoeConfig,
-    Qwen3NextConfig,
-)
+from transformers import PretrainedConfig, PreTrainedModel
 
 from edgespec import Engine, TreeSettings
 from edgespec.config import MemoryLimits
@@ -77,16 +56,16 @@ YARN = {
     "original_max_position_embeddings": 64,
 }  # fmt: skip
 FAMILIES: dict[str, Callable[[], PretrainedConfig]] = {
-    "llama": lambda: LlamaConfig(**SIZES),
-    "llama-bias": lambda: LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True),
-    "qwen2": lambda: Qwen2Config(**SIZES),
-    "qwen3": lambda: Qwen3Config(**SIZES),
-    "mistral-window": lambda: MistralConfig(**SIZES, sliding_window=WINDOW),
-    "gemma2": lambda: Gemma2Config(**SIZES, sliding_window=WINDOW),
-    "mixtral": lambda: MixtralConfig(**SIZES, num_local_experts=4),
-    "qwen3-moe": lambda: Qwen3MoeConfig(**SIZES, **EXPERTS, norm_topk_prob=True),
-    "qwen3-moe-shares-of-all": lambda: Qwen3MoeConfig(**SIZES, **EXPERTS, norm_topk_prob=False),
-    "gpt-oss": lambda: GptOssConfig(
+    "llama": lambda: transformers.LlamaConfig(**SIZES),
+    "llama-bias": lambda: transformers.LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True),
+    "qwen2": lambda: transformers.Qwen2Config(**SIZES),
+    "qwen3": lambda: transformers.Qwen3Config(**SIZES),
+    "mistral-window": lambda: transformers.MistralConfig(**SIZES, sliding_window=WINDOW),
+    "gemma2": lambda: transformers.Gemma2Config(**SIZES, sliding_window=WINDOW),
+    "mixtral": lambda: transformers.MixtralConfig(**SIZES, num_local_experts=4),
+    "qwen3-moe": lambda: transformers.Qwen3MoeConfig(**SIZES, **EXPERTS, norm_topk_prob=True),
+    "qwen3-moe-shares-of-all": lambda: transformers.Qwen3MoeConfig(**SIZES, **EXPERTS, norm_topk_prob=False),
+    "gpt-oss": lambda: transformers.GptOssConfig(
         **{**SIZES, "intermediate_size": 32},
         num_local_experts=10,
         num_experts_per_tok=3,
@@ -95,9 +74,9 @@ FAMILIES: dict[str, Callable[[], PretrainedConfig]] = {
         rope_parameters=YARN,
     ),
     # Weights in one: queries, keys and values, and gates and ups
-    "phi3": lambda: Phi3Config(**SIZES, pad_token_id=0),
+    "phi3": lambda: transformers.Phi3Config(**SIZES, pad_token_id=0),
     # Two sets of factors of rotations, for texts of 40 tokens and for longer ones
-    "phi3-longrope": lambda: Phi3Config(
+    "phi3-longrope": lambda: transformers.Phi3Config(
         **SIZES,
         pad_token_id=0,
         original_max_position_embeddings=40,
@@ -110,26 +89,26 @@ FAMILIES: dict[str, Callable[[], PretrainedConfig]] = {
         },
     ),
     # An expert that all rows have, by a share of its own
-    "qwen2-moe": lambda: Qwen2MoeConfig(**SIZES, **EXPERTS, shared_expert_intermediate_size=64),
+    "qwen2-moe": lambda: transformers.Qwen2MoeConfig(**SIZES, **EXPERTS, shared_expert_intermediate_size=64),
     # The same without one; experts are chosen by corrected scores, and the first layer's MLP is dense
-    "glm4-moe": lambda: Glm4MoeConfig(
+    "glm4-moe": lambda: transformers.Glm4MoeConfig(
         **{**SIZES, "head_dim": 32}, **ROUTED, norm_topk_prob=True, use_qk_norm=True, n_shared_experts=2
     ),
-    "dots1": lambda: Dots1Config(**SIZES, **ROUTED, norm_topk_prob=False, n_shared_experts=1),
+    "dots1": lambda: transformers.Dots1Config(**SIZES, **ROUTED, norm_topk_prob=False, n_shared_experts=1),
     # Gates of what heads attend to
-    "qwen3-next-attention": lambda: Qwen3NextConfig(
+    "qwen3-next-attention": lambda: transformers.Qwen3NextConfig(
         **{**SIZES, "head_dim": 32},
         **EXPERTS,
         shared_expert_intermediate_size=32,
         layer_types=["full_attention"] * 3,
         rope_parameters={**ROPE, "partial_rotary_factor": 0.5},
     ),
-    "qwen3.5-attention": lambda: Qwen3_5TextConfig(
+    "qwen3.5-attention": lambda: transformers.Qwen3_5TextConfig(
         **{**SIZES, "head_dim": 32},
         layer_types=["full_attention"] * 3,
         rope_parameters={**ROPE, "partial_rotary_factor": 0.5, "mrope_section": [4, 2, 2]},
     ),
-    "gemma3": lambda: Gemma3TextConfig(**SIZES, sliding_window=WINDOW, sliding_window_pattern=2),
+    "gemma3": lambda: transformers.Gemma3TextConfig(**SIZES, sliding_window=WINDOW, sliding_window_pattern=2),
 }
 PARENTS = (-1, 0, 0, 1, 2, 3, 5)
 PATH = (0, 1, 3, 5, 6)
@@ -491,7 +470,11 @@ def test_passes_hold_the_memory_that_a_plan_counts(family: str, tokens: Tensor) 
     assert before < native.native_bytes <= most < 1.03 * native.native_bytes
 
 
-@pytest.mark.parametrize("config", [GPT2Config(), Mamba2Config(), Gemma3nTextConfig()], ids=lambda one: one.model_type)
+@pytest.mark.parametrize(
+    "config",
+    [transformers.GPT2Config(), transformers.Mamba2Config(), transformers.Gemma3nTextConfig()],
+    ids=lambda one: one.model_type,
+)
 def test_a_plan_counts_nothing_for_layers_that_state_no_such_sizes(config: PretrainedConfig) -> None:
     assert planned_bytes(config, num_rows=70, num_keys=100, max_path=7, num_threads=2) == 0
 
@@ -513,7 +496,7 @@ def test_an_engines_mixture_with_an_expert_that_all_rows_have_is_read_natively(q
     """Packed or not; and its texts by trees are those of plain decoding."""
     sizes = {**SIZES, "vocab_size": 257, "hidden_size": 128, "intermediate_size": 128, "head_dim": 32}
     experts = {**EXPERTS, "moe_intermediate_size": 64, "shared_expert_intermediate_size": 64}
-    folder = save_folder(tmp_path / "mixture", make_model(Qwen2MoeConfig(**sizes, **experts)))
+    folder = save_folder(tmp_path / "mixture", make_model(transformers.Qwen2MoeConfig(**sizes, **experts)))
     texts = []
     for policy in ("none", "default"):
         settings = TreeSettings(policy="none") if policy == "none" else TreeSettings()
@@ -551,7 +534,7 @@ def test_a_pass_that_is_ended_leaves_the_text_as_it_was(tokens: Tensor) -> None:
 
 
 def test_layers_of_other_parts_are_read_as_before(tokens: Tensor) -> None:
-    config = Olmo2Config(**SIZES)  # whose norms are behind attention and MLP alone
+    config = transformers.Olmo2Config(**SIZES)  # whose norms are behind attention and MLP alone
     model = CausalModel(model_from_config(config, dtype=torch.float32).eval(), device=CPU)
     model.use_native_passes()
     assert not model.is_native
