@@ -281,7 +281,7 @@ def greedy_tokens(model: Any, prompt: list[int], count: int, **options: Any) -> 
     """What transformers' own greedy decoding adds to a prompt."""
     ids = torch.tensor([prompt])
     found = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=count, **options)
-    return found[0, len(prompt) :].tolist()  # type: ignore[no-any-return]
+    return found[0, len(prompt) :].tolist()
 
 
 def make_tokenizer(*, swapped: bool = False) -> PreTrainedTokenizerFast:

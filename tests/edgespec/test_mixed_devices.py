@@ -316,7 +316,6 @@ def test_experts_and_their_rows_meet_on_one_device(
 ) -> None:
     def place(*arguments: Any, **memory: Any) -> Placement:
         found = place_on_demand(*arguments, **memory)
-        assert found.experts is not None
         return replace(found, experts=replace(found.experts, num_kept=2, num_pinned=found.experts.num_experts))
 
     monkeypatch.setattr(placing, "place_on_demand", place)

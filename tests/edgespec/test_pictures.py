@@ -63,7 +63,6 @@ def text_of(result: GenerationResult) -> list[int]:
 
 def num_runs(engine: Engine) -> int:
     sight = engine._loaded.sight
-    assert sight is not None
     return sight.num_runs
 
 

@@ -32,21 +32,21 @@ DEEP = "[" * 100_000 + "]" * 100_000
 @pytest.mark.parametrize(
     ("make", "setting"),
     [
-        (lambda: SamplingSettings(top_k=2.5), "top_k=2.5"),  # type: ignore[arg-type]
+        (lambda: SamplingSettings(top_k=2.5), "top_k=2.5"),
         (lambda: SamplingSettings(top_k=True), "top_k=True"),
         (lambda: SamplingSettings(top_k=10**5000), "top_k=int too long"),
-        (lambda: SamplingSettings(temperature="hot"), "temperature='hot'"),  # type: ignore[arg-type]
-        (lambda: SamplingSettings(logit_bias=5), "logit_bias=5"),  # type: ignore[arg-type]
+        (lambda: SamplingSettings(temperature="hot"), "temperature='hot'"),
+        (lambda: SamplingSettings(logit_bias=5), "logit_bias=5"),
         (lambda: SamplingSettings(logit_bias={5: 10**400}), "logit_bias={5: 1000"),
         (lambda: SamplingSettings(logit_bias={"\ud800": 1}), r"logit_bias={'\ud800'"),
-        (lambda: SamplingSettings(ignore_eos="yes"), "ignore_eos='yes'"),  # type: ignore[arg-type]
-        (lambda: TreeSettings(size="5"), "size='5'"),  # type: ignore[arg-type]
-        (lambda: TreeSettings(depth=None), "depth=None"),  # type: ignore[arg-type]
-        (lambda: TreeSettings(policy=["a"]), "policy=['a']"),  # type: ignore[arg-type]
-        (lambda: TreeSettings(draw=[1]), "draw=[1]"),  # type: ignore[arg-type]
-        (lambda: TreeSettings(policy="mcsd", fork=(2,)), "fork=(2,)"),  # type: ignore[arg-type]
-        (lambda: MemoryLimits(max_cpu_bytes="5GB"), "max_cpu_bytes='5GB'"),  # type: ignore[arg-type]
-        (lambda: MemoryLimits(max_cpu_bytes=float("nan")), "max_cpu_bytes=nan"),  # type: ignore[arg-type]
+        (lambda: SamplingSettings(ignore_eos="yes"), "ignore_eos='yes'"),
+        (lambda: TreeSettings(size="5"), "size='5'"),
+        (lambda: TreeSettings(depth=None), "depth=None"),
+        (lambda: TreeSettings(policy=["a"]), "policy=['a']"),
+        (lambda: TreeSettings(draw=[1]), "draw=[1]"),
+        (lambda: TreeSettings(policy="mcsd", fork=(2,)), "fork=(2,)"),
+        (lambda: MemoryLimits(max_cpu_bytes="5GB"), "max_cpu_bytes='5GB'"),
+        (lambda: MemoryLimits(max_cpu_bytes=float("nan")), "max_cpu_bytes=nan"),
     ],
 )
 def test_a_setting_of_the_wrong_kind_is_named_with_its_value(make: Callable[[], object], setting: str) -> None:
@@ -58,12 +58,12 @@ def test_a_setting_of_the_wrong_kind_is_named_with_its_value(make: Callable[[], 
 
 
 def test_a_whole_float_is_a_whole_number_and_lists_are_tuples() -> None:
-    sampling = SamplingSettings(top_k=50.0, temperature=np.float32(0.5), logit_bias={np.int64(5): 1})  # type: ignore[arg-type]
+    sampling = SamplingSettings(top_k=50.0, temperature=np.float32(0.5), logit_bias={np.int64(5): 1})
     assert (sampling.top_k, type(sampling.top_k), sampling.logit_bias) == (50, int, ((5, 1),))
     assert type(sampling.temperature) is float
-    tree = TreeSettings(policy="mcsd", branching=[2, 2])  # type: ignore[arg-type]
+    tree = TreeSettings(policy="mcsd", branching=[2, 2])
     assert (tree.branching, tree.num_nodes) == ((2, 2), 6)
-    assert TreeSettings(policy="static", tree_file="medusa").num_nodes == 63  # type: ignore[arg-type]
+    assert TreeSettings(policy="static", tree_file="medusa").num_nodes == 63
     with pytest.raises(EdgespecError, match="Give a text or a list"):
         checked("stop", 5, str | Sequence[str])
 

@@ -171,7 +171,7 @@ def _open_and_plan(folder: Path, chance: random.Random) -> None:
     )
     setup = set_up(pair, run_config)
     options = {"max_new_tokens": NEW_TOKENS}
-    text_request([1, 2, 3], pair=pair, max_context=run_config.context_tokens, config=None, options=options)  # type: ignore[arg-type]
+    text_request([1, 2, 3], pair=pair, max_context=run_config.context_tokens, config=None, options=options)
     if chance.randrange(DRAW_SHARE) == 0:
         with Engine(setup) as engine:
             engine.generate("ab", max_new_tokens=NEW_TOKENS, seed=1)

@@ -60,7 +60,6 @@ def test_slots_of_experts_fit_what_is_left(num_left: int, tmp_path: Path) -> Non
         skeleton.dense_records, skeleton.expert_groups, device_memory={}, host_memory={}, host_budget_bytes=1 << 40,
         device_budget_bytes=budget_bytes,
     )  # fmt: skip
-    assert placement.experts is not None
     assert placement.num_resident == placement.num_layers
     assert dense_bytes + allocated_bytes(placement.experts.kept_bytes) <= budget_bytes
     assert placement.experts.num_kept >= num_left - 1

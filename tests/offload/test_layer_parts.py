@@ -30,7 +30,7 @@ def entry(path: Path, number: int, **named: object) -> TensorEntry:
     """The tensor of this number in a file of float32 numbers."""
     num_bytes = NUM_NUMBERS * F32.itemsize
     common = {"name": str(number), "dtype": F32, "shape": (NUM_NUMBERS,), "file": path, "num_bytes": num_bytes}
-    return TensorEntry(**{**common, "offset": number * num_bytes, **named})  # type: ignore[arg-type]
+    return TensorEntry(**{**common, "offset": number * num_bytes, **named})
 
 
 @pytest.fixture

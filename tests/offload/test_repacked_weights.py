@@ -64,7 +64,7 @@ def published(folder: Path, form: str, model: str, monkeypatch: pytest.MonkeyPat
 
 def kept_checkpoint(folder: Path, cache: Path, **options: object) -> Checkpoint:
     skeleton = skeleton_of(folder)
-    return load_or_quantize(skeleton, read_checkpoint(folder), REPACKED, cache_folder=cache, device=CPU, **options)  # type: ignore[arg-type]
+    return load_or_quantize(skeleton, read_checkpoint(folder), REPACKED, cache_folder=cache, device=CPU, **options)
 
 
 def matrix_of(parameter: str) -> str:

@@ -25,7 +25,7 @@ class Draws(TorchDispatchMode):
         super().__init__()
         self.count = 0
 
-    def __torch_dispatch__(self, function, types, arguments=(), named=None):  # type: ignore[no-untyped-def]
+    def __torch_dispatch__(self, function, types, arguments=(), named=None):
         is_random = any(word in str(function) for word in ("normal", "uniform"))
         self.count += is_random and isinstance(arguments[0], torch.Tensor) and arguments[0].is_meta
         return function(*arguments, **(named or {}))

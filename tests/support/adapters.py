@@ -103,7 +103,6 @@ def with_adapters(model: nn.Module, *used: tuple[Path, float]) -> Any:
             if ".lora_" not in name:
                 path, _, attribute = name.rpartition(".")
                 parameter = found.get_submodule(path)._parameters[attribute]
-                assert parameter is not None
                 own = nn.Parameter(tensor.to(parameter.dtype))
                 found.get_submodule(path)._parameters[attribute] = own
         for name in modules:

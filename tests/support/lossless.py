@@ -455,7 +455,6 @@ def try_children_by_difference(
     scale, total, mass_left = 0.0, 1.0, 1.0
     residual = p
     for index, (token, uniform) in enumerate(zip(tokens, uniforms, strict=True)):
-        assert q is not None
         q_here = float(q[token])
         mass_left = max(mass_left, q_here)
         if uniform * q_here * total < float(residual[token]) * mass_left:
@@ -482,4 +481,4 @@ def plant(fault: str | None) -> None:
     if fault == "difference":
         rejection._try_children = try_children_by_difference
     elif fault == "noise":
-        rules.verify_coupled = verify_by_noise_of_another_position  # type: ignore[attr-defined]
+        rules.verify_coupled = verify_by_noise_of_another_position

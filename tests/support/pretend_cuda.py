@@ -65,9 +65,9 @@ class PretendTensor(Tensor):
         found.inner = inner
         return found
 
-    device = property(lambda _self: there.card)  # type: ignore[assignment]
-    is_cuda = property(lambda _self: True)  # type: ignore[assignment]
-    is_cpu = property(lambda _self: False)  # type: ignore[assignment]
+    device = property(lambda _self: there.card)
+    is_cuda = property(lambda _self: True)
+    is_cpu = property(lambda _self: False)
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
@@ -119,7 +119,7 @@ class PretendTensor(Tensor):
 class PretendGenerator(torch.Generator):
     """A generator of the device's."""
 
-    device = CUDA  # type: ignore[assignment]
+    device = CUDA
 
 
 class OnPretendCuda(TorchFunctionMode):

@@ -19,7 +19,7 @@ def random_schema(number: int) -> dict[str, Any]:
 def _part(draw: random.Random, depth: int) -> dict[str, Any]:
     kinds = [_leaf] * 4 + ([_object, _array, _union, _reference, _nullable] if depth else [])
     kind = draw.choice(kinds)
-    return _leaf(draw) if kind is _leaf else kind(draw, depth - 1)  # type: ignore[call-arg]
+    return _leaf(draw) if kind is _leaf else kind(draw, depth - 1)
 
 
 def _record(properties: dict[str, Any], required: list[str]) -> dict[str, Any]:

@@ -96,7 +96,6 @@ class TableTarget:
 
     def commit(self, path: tuple[int, ...]) -> None:
         """Add the root and the path to the text."""
-        assert self.looked_at is not None
         self.text += self.looked_at.tokens[[0, *path]].tolist()
 
 

@@ -70,7 +70,7 @@ AXES = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2]}
 
 def ids_of(tokens: PreTrainedTokenizerFast, **named: str) -> dict[str, int]:
     """The ids of tokens by the keys of a configuration."""
-    return {key: int(tokens.convert_tokens_to_ids(token)) for key, token in named.items()}  # type: ignore[arg-type]
+    return {key: int(tokens.convert_tokens_to_ids(token)) for key, token in named.items()}
 
 
 def qwen3_vl() -> Family:
@@ -379,4 +379,4 @@ def generated(
     ids = torch.tensor([prompt.ids])
     given = dict(prompt.inputs) if inputs is None else inputs
     found = family.model.generate(input_ids=ids, **given, do_sample=False, max_new_tokens=count)
-    return found[0, ids.shape[1] :].tolist()  # type: ignore[no-any-return]
+    return found[0, ids.shape[1] :].tolist()

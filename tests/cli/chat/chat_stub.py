@@ -46,7 +46,7 @@ class StubConversation:
 
     def stream(self, text: str, *, images: Any = (), on_prefill: Any = None) -> Iterator[Any]:
         self.engine.is_stopping = self.engine.is_abandoning = False
-        self.last = SimpleNamespace(steps=[1], finish_reason="stop")  # type: ignore[assignment]
+        self.last = SimpleNamespace(steps=[1], finish_reason="stop")
         if text in {"short", "slow", "deep", "stuck"}:
             flag = {"short": "never", "slow": "is_stopping", "deep": "is_abandoning", "stuck": "never"}[text]
             most = 25 if text == "short" else 10_000

@@ -41,7 +41,6 @@ def chat(engine: Engine, tmp_path: Path) -> Chat:
 
 
 def last(chat: Chat) -> str:
-    assert chat.conversation.last is not None
     return chat.conversation.last.text
 
 

@@ -102,7 +102,7 @@ def test_a_card_that_is_not_there_is_described_by_its_size(
         estimate(capsys, target, *CARD, "-ngl", "0", "--quant", quant)["pass_bytes"]
         for quant in ("none", "int8", "nf4")
     ]
-    assert sorted(bytes_by_quant, reverse=True) == bytes_by_quant  # type: ignore[type-var]
+    assert sorted(bytes_by_quant, reverse=True) == bytes_by_quant
 
 
 def test_what_does_not_fit_ends_with_code_5_the_table_and_cheaper_settings(
@@ -219,7 +219,7 @@ def test_a_family_of_chains_is_planned_with_a_language_model_for_a_draft(
     target = str(save_folder(tmp_path / "mpt", make_model(config)))
     facts = estimate(capsys, target, "-md", str(pair_folders[1]), *CARD)
     assert facts["decoding"] == "chains"
-    assert {"target: its own cache", "draft: weights"} <= set(facts["device_bytes"])  # type: ignore[call-overload]
+    assert {"target: its own cache", "draft: weights"} <= set(facts["device_bytes"])
     assert "drafts" not in facts
     assert run(["estimate", target, "-md", str(pair_folders[1]), "--policy", "specinfer", *CARD]) == 2
     assert "mpt' grows no trees of --policy specinfer: it is decoded by chains" in capsys.readouterr().err

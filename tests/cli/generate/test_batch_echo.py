@@ -45,7 +45,7 @@ def bodies(run_cli: RunCli, options: list[str], files: dict[str, str]) -> list[d
 
 def without_bits(choice: dict[str, Any]) -> dict[str, Any]:
     """A choice whose numbers are rounded: others share its passes."""
-    return json.loads(json.dumps(choice), parse_float=lambda text: round(float(text), 3))  # type: ignore[no-any-return]
+    return json.loads(json.dumps(choice), parse_float=lambda text: round(float(text), 3))
 
 
 def test_a_completion_is_echoed_as_the_server_does(run_cli: RunCli, client: httpx.Client) -> None:

@@ -181,7 +181,7 @@ def test_fewer_texts_are_said_once_where_memory_runs_out(
     def limited(self: CausalModel, parts: list[PassRows], chunks: object) -> object:
         if len(parts) > 1:
             raise MemoryError
-        return read(self, parts, chunks)  # type: ignore[arg-type]
+        return read(self, parts, chunks)
 
     command = [*options, "--policy", "none", "-np", "3"]
     whole = texts(records(run_cli(command, files=jsonl(LENGTHS))))

@@ -57,7 +57,7 @@ def test_spec_bench_answers_have_the_fields_that_its_scripts_read(run_cli: RunCl
         assert (answer["question_id"], answer["category"]) == (question["question_id"], question["category"])
         (choice,) = answer["choices"]
         assert choice.keys() == {"index", "turns", "decoding_steps", "new_tokens", "wall_time", "accept_lengths"}
-        num_turns = len(question["turns"])  # type: ignore[arg-type]
+        num_turns = len(question["turns"])
         assert [len(choice[name]) for name in ("turns", "decoding_steps", "new_tokens", "wall_time")] == [num_turns] * 4
         assert choice["turns"] == record["turns"]
         assert sum(choice["new_tokens"]) == record["usage"]["completion_tokens"]

@@ -175,7 +175,7 @@ def test_a_kill_at_any_moment_loses_no_record(seed: int, tmp_path: Path) -> None
         # Killed here: nothing is closed or tidied up.
         for opened in (file, waiting):
             os.close(opened._file.fileno())
-            opened._file.close = lambda: None  # type: ignore[method-assign]
+            opened._file.close = lambda: None
     assert ids(path) == names
     assert not waiting_path(path).exists()
 

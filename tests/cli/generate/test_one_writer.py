@@ -49,7 +49,7 @@ def test_a_run_that_ends_while_another_resumes_doubles_nothing(
     def end_earlier(*arguments: object, **more: object) -> None:
         earlier.write(last.decode())
         earlier.close()
-        right(*arguments, **more)  # type: ignore[arg-type]
+        right(*arguments, **more)
 
     monkeypatch.setattr(command, "import_engine", end_earlier)
     refused(run_cli([*options, "--resume"], files=prompts("a", "b")), 1, TAKEN)

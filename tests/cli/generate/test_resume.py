@@ -182,7 +182,7 @@ def test_a_full_disk_leaves_whole_records_and_one_error(tmp_path: Path) -> None:
     file = OutputFile(path)
     file.begin()
     file.write("first\n")
-    file._file = _FullDisk(file._file, 4)  # type: ignore[assignment]
+    file._file = _FullDisk(file._file, 4)
     with pytest.raises(EdgespecError, match="No space left") as caught:
         file.write("second\n")
     file.close()

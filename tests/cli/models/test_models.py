@@ -154,7 +154,6 @@ def test_gguf_files_are_listed_with_types_and_drafts(cache: Cache, run_cli: RunC
     shutil.copy(TINY / "llama.gguf", tmp_path / "one/m.gguf")
     cache.put("acme/One-GGUF", tmp_path / "one")
     llama_cpp = llama_cpp_folder()
-    assert llama_cpp is not None
     llama_cpp.mkdir(parents=True)
     (llama_cpp / "cut.gguf").write_bytes((TINY / "llama.gguf").read_bytes()[:-9])
     found = listed(run_cli, str(folder))

@@ -154,7 +154,7 @@ POLICY_OPTIONS: list[tuple[list[str], TreeSettings]] = [
      TreeSettings(policy="mcsd", fork=(8, 3), stop_model=Path("s.safetensors"), confidence=0.4)),
     (["--policy", "mcsd", "--target-width", "2"], TreeSettings(policy="mcsd", target_width=2)),
     (["--policy", "chain", "--draft-tokens", "6"], TreeSettings(policy="chain", draft_tokens=6)),
-    (["--policy", "static", "--tree-file", "tree.json"], None),  # type: ignore[list-item]
+    (["--policy", "static", "--tree-file", "tree.json"], None),
 ]  # fmt: skip
 
 

@@ -160,8 +160,8 @@ def test_parquet_without_its_library_names_the_command(tmp_path: Path, monkeypat
 def test_rows_of_parquet_lack_what_is_null(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows: list[Any] = [{"prompt": None, "messages": [{"role": "user", "content": "x", "tool_calls": None}]}]
     pyarrow, parquet = ModuleType("pyarrow"), ModuleType("pyarrow.parquet")
-    pyarrow.parquet = parquet  # type: ignore[attr-defined]
-    parquet.read_table = lambda _file: SimpleNamespace(to_pylist=lambda: rows)  # type: ignore[attr-defined]
+    pyarrow.parquet = parquet
+    parquet.read_table = lambda _file: SimpleNamespace(to_pylist=lambda: rows)
     monkeypatch.setitem(sys.modules, "pyarrow", pyarrow)
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", parquet)
     (tmp_path / "p.parquet").write_bytes(b"PAR1")

@@ -92,7 +92,7 @@ def test_collecting_goes_on_where_it_stopped(
         decoded.append(1)
         if len(decoded) == 4:
             raise KeyboardInterrupt
-        right(*arguments, **options)  # type: ignore[arg-type]
+        right(*arguments, **options)
 
     monkeypatch.setattr(collect, "_decode", interrupted)
     assert run_cli(train, files=FILES, command="train").code == 130

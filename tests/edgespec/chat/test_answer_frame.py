@@ -92,6 +92,5 @@ def test_the_form_of_an_own_template_knows_its_tokens() -> None:
     own = {"start_anchor": "\x00", "fields": {"reasoning": {"open": "<think>", "close": "</think>"}, "content": {}}}
     found.tokenizer.response_template = own
     known = answer_format_of(found.tokenizer)
-    assert known is not None
     assert known.thinks
     assert set(known.tokens) == {"<think>", "</think>"}

@@ -70,7 +70,6 @@ def open_engine() -> Iterator[OpenEngine]:
 
 def assert_as_fresh(conversation: Conversation, engine: Engine) -> None:
     """The last answer is that of an engine that has read nothing before."""
-    assert conversation.last is not None
     prompt = conversation.prompt_ids(conversation.messages[:-1])
     fresh = engine.generate(prompt, max_new_tokens=len(conversation.last.token_ids), sampling=GREEDY)
     assert fresh.cached_tokens == 0
@@ -107,7 +106,7 @@ def some_turns(engine: Engine) -> list[GenerationResult]:
     chat.options["max_new_tokens"] = 2 * (1 + NODES) + 1  # more than two steps yield, whatever is drawn
     stream = chat.stream("print")
     list(itertools.islice(stream, 2))
-    stream.close()  # type: ignore[attr-defined]
+    stream.close()
     chat.options["max_new_tokens"] = ANSWER_TOKENS
     assert chat.messages[-1].is_interrupted
     note()
@@ -174,7 +173,6 @@ def test_a_turn_of_a_streamed_target_is_one_pass(open_engine: OpenEngine, monkey
     passes: list[tuple[int, int]] = []
     chat.send(said, on_prefill=lambda done, total: passes.append((done, total)))
     assert passes == sorted(passes)
-    assert chat.last is not None
     new = chat.last.prompt_tokens - chat.last.cached_tokens
     assert new > 40
     assert {total for _, total in passes} == {new}
@@ -221,7 +219,6 @@ def test_the_draft_catches_up_after_turns_without_it(open_engine: OpenEngine) ->
     chat.send("def main(")
     engine.use_tree(tree.plain())
     chat.send("plainly")
-    assert chat.last is not None
     assert all(step.num_drafted == 0 for step in chat.last.steps)
     assert_as_fresh(chat, engine)
     engine.use_tree(TreeSettings(policy="chain", draft_tokens=2))
@@ -248,7 +245,6 @@ def test_cancelling_ends_after_the_pass_and_keeps_the_answer(kind: str, open_eng
         if len(received) >= 5:
             threading.Thread(target=engine.cancel).start()
             threading.Event().wait(0.05)
-    assert chat.last is not None
     assert chat.last.finish_reason == "interrupted"
     assert chat.messages[-1].is_interrupted
     assert chat.messages[-1].token_ids == tuple(received)
@@ -273,7 +269,6 @@ def abandoning(engine: Engine, calls: Iterator[int], *, after: int) -> Iterator[
         def count(share: float) -> None:
             if next(calls) == after:
                 engine.cancel(abandon=True)
-            assert watch is not None
             watch(share)
 
         vars(self)["watch"] = count if watch else None
@@ -310,7 +305,7 @@ def test_a_failing_read_keeps_the_answer_so_far(open_engine: OpenEngine, monkeyp
     def fail_fourth(self: Target, parts: object) -> object:
         if next(reads) == 4:  # the prompt's pass is the first
             raise EdgespecError("E_READ_FAILED", "reading failed.", "Restore the file.")
-        return read(self, parts)  # type: ignore[arg-type]
+        return read(self, parts)
 
     monkeypatch.setattr(Target, "read", fail_fourth)
     with pytest.raises(EdgespecError, match="reading failed"):
@@ -328,7 +323,6 @@ def test_two_hundred_turns_until_the_context_is_full() -> None:
         chat = engine.chat(sampling=GREEDY, max_new_tokens=1)
         while chat.num_tokens + 2 < 700:
             chat.send("x")
-            assert chat.last is not None
             assert chat.last.prompt_tokens - chat.last.cached_tokens <= 4
         before = chat.messages
         assert chat.num_turns >= 200

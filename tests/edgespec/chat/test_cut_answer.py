@@ -69,7 +69,6 @@ def test_an_answer_goes_on_as_if_it_had_not_been_cut(case: str, tree: TreeSettin
                 assert chat.last.cached_tokens == len(chat.prompt_ids(chat.messages[:1])) + so_far - 1
             assert chat.messages == whole.messages
             assert shown == whole.messages[-1].content
-            assert chat.last is not None
             assert chat.last.finish_reason == whole.last.finish_reason
 
 
@@ -118,7 +117,6 @@ def test_a_character_that_was_cut_is_whole(engine: Engine) -> None:
 def test_a_bound_counts_anew_and_the_context_does_not(engine: Engine) -> None:
     whole = whole_of(engine, SAID[0], CASES["greedy"], tokens=18)
     chat = whole_of(engine, SAID[0], CASES["greedy"], tokens=6)
-    assert chat.last is not None
     assert chat.last.finish_reason == "length"
     for _ in range(2):
         list(chat.resume())
@@ -173,7 +171,6 @@ def test_with_tools_the_text_goes_on_and_a_call_behind_it_counts(
     ids = [*prompt, *engine.pair.tokenizer.encode(text, add_special_tokens=False)]
     found = engine.generate(ids, max_new_tokens=12, temperature=0.0, skip_special_tokens=False)
     assert chat.messages[-1].content == text + found.text
-    assert chat.last is not None
     assert chat.last.text == found.text
 
 
@@ -183,7 +180,6 @@ def test_what_goes_on_draws_from_where_it_stands_and_not_what_its_beginning_has_
     for count in range(3):
         handle = engine.submit(replace(request, begun=tuple(range(5, 5 + count))))
         handle.result()
-        assert handle.draws is not None
         place = len(request.ids) + count
         own = generator_at(4, text_key(request.name), place, engine.device)
         assert handle.draws[0].initial_seed() == own.initial_seed()

@@ -122,9 +122,9 @@ def test_calls_come_after_what_is_thought(family: tuple[str, Family]) -> None:
     for thought, begun in (("open", ""), ("may come", opens)):
         text = f"{begun}Hm, {{}} {closes}{right}"
         for make in (forced_calls, strict_calls):
-            assert found.takes(make(found.format, [SUN], thought), text), make  # type: ignore[operator]
-            assert not found.takes(make(found.format, [SUN], thought), text.replace("Rome", "Oslo"))  # type: ignore[operator]
-        answer = calls_or_answer(found.format, [SUN], ANSWER, thought)  # type: ignore[arg-type]
+            assert found.takes(make(found.format, [SUN], thought), text), make
+            assert not found.takes(make(found.format, [SUN], thought), text.replace("Rome", "Oslo"))
+        answer = calls_or_answer(found.format, [SUN], ANSWER, thought)
         assert found.takes(answer, text)
         assert found.takes(answer, f"{begun}Hm.{closes}" + said(name, '{"size": 1}'))
         assert not found.takes(answer, f"{begun}Hm.{closes}" + said(name, "Hello"))
@@ -161,7 +161,7 @@ def test_random_calls_under_a_grammar_are_read_and_fit(family: tuple[str, Family
     """In pieces of a letter, too."""
     name, found = family
     thought, liked = ("may come", "</>a1\n") if name in tagged.CALLS else ("none", '</>|"}a1')
-    for text, tools, values in drawn_calls(found, thought, liked):  # type: ignore[arg-type]
+    for text, tools, values in drawn_calls(found, thought, liked):
         reader = AnswerReader(found.format, prompt_end="", tools=tools)
         streamed = [part.call for letter in text for part in reader.feed(letter)]
         streamed += [part.call for part in reader.end()]

@@ -27,7 +27,7 @@ def source(given: Any) -> PictureSource:
 
 
 def reader_of(family: SeeingFiles, folder: Path) -> PictureReader:
-    return picture_reader(family.save(folder), str(folder))  # type: ignore[arg-type]
+    return picture_reader(family.save(folder), str(folder))
 
 
 def in_base64(picture: Image.Image) -> str:
@@ -197,18 +197,18 @@ def test_models_that_do_not_see_say_so_with_a_way_out(tmp_path: Path) -> None:
     target = family.save(tmp_path)
     blind = SimpleNamespace(folder=tmp_path, config=target.config.get_text_config())
     with pytest.raises(EdgespecError, match=r"'gemma3_text'\) does not see: it has no tower for pictures\. Leave"):
-        picture_reader(blind, str(tmp_path))  # type: ignore[arg-type]
+        picture_reader(blind, str(tmp_path))
     packed = tmp_path / "model.gguf"
     packed.write_bytes(b"GGUF")
     with pytest.raises(EdgespecError, match=r"'model.gguf' is a GGUF file, .* Use the folder of the same model"):
-        picture_reader(SimpleNamespace(folder=packed, config=target.config), "")  # type: ignore[arg-type]
+        picture_reader(SimpleNamespace(folder=packed, config=target.config), "")
     for name in ("preprocessor_config.json", "processor_config.json"):
         (tmp_path / name).unlink()
     with pytest.raises(EdgespecError, match=r"has neither preprocessor_config\.json nor processor_config\.json"):
-        picture_reader(target, str(tmp_path))  # type: ignore[arg-type]
+        picture_reader(target, str(tmp_path))
     (tmp_path / "preprocessor_config.json").write_text(json.dumps({"image_processor_type": "Nothing"}))
     with pytest.raises(EdgespecError, match=r"the processor of .* cannot be used"):
-        picture_reader(target, str(tmp_path))  # type: ignore[arg-type]
+        picture_reader(target, str(tmp_path))
 
 
 def test_a_plain_text_has_a_place_for_each_picture(tmp_path: Path) -> None:

@@ -126,7 +126,6 @@ def test_a_stop_token_ends_one_text_and_no_other(loop: type[Batch]) -> None:
         numbers[sequence] = number
     while batch.sequences:
         for outcome in batch.step():
-            assert outcome.step is not None
             found[numbers[outcome.sequence]] += outcome.step.tokens
     assert found == whole
 
@@ -154,7 +153,6 @@ def test_what_ends_a_pass_leaves_every_text_as_it_was(loop: type[Batch], monkeyp
                 with pytest.raises(MemoryError):
                     batch.step()
         for outcome in batch.step():
-            assert outcome.step is not None
             found[numbers[outcome.sequence]] += outcome.step.tokens
     assert coupled, "some texts do not depend on how often trees were grown"
     for number in range(6):
@@ -214,11 +212,10 @@ def test_a_head_that_runs_out_of_memory_behind_some_texts_loses_nothing_of_them(
         calls += 1
         if calls % 5 == 0:
             raise MemoryError
-        return logits(self, hidden, runs)  # type: ignore[arg-type]
+        return logits(self, hidden, runs)
 
     num_failed = 0
     for outcome in batch.step():
-        assert outcome.step is not None
         found[numbers[outcome.sequence]] += outcome.step.tokens
     monkeypatch.setattr(type(next(iter(numbers)).target), "logits", limited)
     while batch.sequences:
@@ -228,7 +225,6 @@ def test_a_head_that_runs_out_of_memory_behind_some_texts_loses_nothing_of_them(
             num_failed += 1
             continue
         for outcome in outcomes:
-            assert outcome.step is not None
             found[numbers[outcome.sequence]] += outcome.step.tokens
     assert num_failed > 3
     for sequence, number in numbers.items():
@@ -248,7 +244,7 @@ def _fail_in_pass(patch: pytest.MonkeyPatch, batch: Batch, *, number: int) -> No
     def limited(self: object, parts: abc.Sequence[object]) -> list[Tensor]:
         if next(numbers) >= number:
             raise MemoryError
-        return read(self, parts)  # type: ignore[arg-type]
+        return read(self, parts)
 
     patch.setattr(target, "read", limited)
 

@@ -22,7 +22,7 @@ def cost_of(num_texts: int, *, nodes: int = 0, prompt_rows: int = 0, seconds: fl
 def test_a_plain_pass_is_timed_where_it_may_be_faster(num_texts: int, tokens: float, is_timed: bool) -> None:
     """Where trees of sixteen texts pay, and passes of fewer take as long, no plain pass is needed to tell."""
     choice, number = TreeChoice(StepCosts(), SIZES, start=TreeLimits(8)), itertools.count()
-    choice.calibration.learn = lambda *_: None  # type: ignore[method-assign]
+    choice.calibration.learn = lambda *_: None
     step = StepResult(tokens=(1,), finish=None, num_drafted=1, is_prefill=False, grow_s=0.01, target_s=1.0, rest_s=0.0)
 
     def trees(texts: int) -> bool:

@@ -75,7 +75,6 @@ def count_passes(monkeypatch: pytest.MonkeyPatch, engine: Engine) -> tuple[list[
     """The rows of each pass of the target and of the draft."""
     heard: tuple[list[int], list[int]] = [], []
     for model, rows in zip((engine.target_model, engine.draft_model), heard, strict=True):
-        assert model is not None
         read = model.read
 
         def hearing(parts: list[PassRows], read: Any = read, rows: list[int] = rows) -> Any:

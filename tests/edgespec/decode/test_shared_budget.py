@@ -53,7 +53,6 @@ def test_texts_that_share_a_budget_are_those_of_plain_decoding(policy: str) -> N
         limits = {sequence.settings.sampling: tuner.choice(sequence.settings.sampling).in_step for sequence in numbers}
         budget = num_nodes = 0
         for outcome in outcomes:
-            assert outcome.step is not None
             found[numbers[outcome.sequence]] += outcome.step.tokens
             wanted = limits[outcome.sequence.settings.sampling]
             if not outcome.step.is_prefill and wanted is not None:
@@ -93,7 +92,7 @@ def test_trees_of_a_step_are_looked_at_together_where_they_share_a_budget(shares
     choice.costs.passes(2).observe(6, 1.0)
     choice.begin_step(0, 2)
     step = StepResult(tokens=(1,), finish=None, num_drafted=2, is_prefill=False, grow_s=0.1, target_s=1.0, rest_s=0.0)
-    choice.calibration.learn = lambda *_: None  # type: ignore[method-assign]
+    choice.calibration.learn = lambda *_: None
     for scores in ([0.9, 0.8], [0.1, 0.05]):
         choice.learn(step, GrownTree(scores, [1, 2], 2, is_typical=True))
     choice.begin_step(1, 2)

@@ -46,7 +46,7 @@ def own_weights(target: PreTrainedModel) -> dict[str, Tensor]:
 
 def _norm(like: torch.nn.Module, weight: Tensor, rows: Tensor) -> Tensor:
     """The family's own norm, with another weight."""
-    own = type(like)(rows.shape[-1], eps=like.variance_epsilon if hasattr(like, "variance_epsilon") else like.eps)  # type: ignore[operator, call-arg, arg-type]
+    own = type(like)(rows.shape[-1], eps=like.variance_epsilon if hasattr(like, "variance_epsilon") else like.eps)
     own.weight.data = weight
     found: Tensor = own(rows)
     return found

@@ -134,7 +134,6 @@ def test_a_layer_that_reads_its_inputs_the_other_way_round_is_found(is_exchanged
     pair = open_pair(folder, MTP)
     with Engine.from_pair(pair, context_tokens=320, dtype="float32", self_check=False, tree=TreeSettings()) as engine:
         found = engine.draft_check
-    assert found is not None
     assert found.comparison.best.first > 0.8
     assert found.comparison.reading == (Reading(swaps_inputs=True) if is_exchanged else AS_STATED)
     assert ("reads the feature before the embedding" in found.in_words) == is_exchanged
@@ -183,7 +182,6 @@ def test_a_layer_is_compared_as_the_page_reads_it(
 
 def state_of(draft: Any) -> tuple[Any, ...]:
     aux_states = aux_states_of(draft)
-    assert aux_states is not None
     layer = draft.model.layers[0]
     return aux_states.layers, (layer.norm_before_residual, layer.has_feature_first), is_recycled_before(draft)
 
@@ -233,8 +231,6 @@ def test_the_reading_that_agrees_clearly_better_is_used_and_kept(
     for is_new in (True, False):
         with open_engine(target, folder) as engine:
             found, draft = engine.draft_check, engine.draft_model
-            assert found is not None
-            assert draft is not None
             assert (found.is_new, found.comparison.reading) == (is_new, reading)
             assert state_of(draft.model) == good
             assert engine.target_model._aux_states is aux_states_of(draft.model)
@@ -242,7 +238,6 @@ def test_the_reading_that_agrees_clearly_better_is_used_and_kept(
         assert len(calls) == (10 if reading == AS_STATED else 4 * 10)  # another one is tried on further texts
     with open_engine(target, folder, draft_check=False) as engine:
         assert engine.draft_check is None
-        assert engine.draft_model is not None
         assert state_of(engine.draft_model.model) == (AUX_LAYERS, (False, False), True)
 
 
@@ -280,7 +275,6 @@ def test_positions_that_are_off_by_one_are_named_where_both_depths_say_so(
     monkeypatch.setattr(agreement, "_guesses", found_of)
     with open_engine(target, write_draft(tmp_path / "draft", form)) as engine:
         found = engine.draft_check
-    assert found is not None
     assert found.comparison.reading == AS_STATED
     misplaced = found.comparison.misplaced
     assert misplaced is None or (misplaced.what, misplaced.later) == ("features", 1)
@@ -310,7 +304,6 @@ def test_features_of_a_token_later_are_named_where_both_depths_pay_and_the_neare
 
     monkeypatch.setattr(agreement, "_guesses", found_of)
     with open_engine(target, write_drafter(tmp_path / "drafter", Drafter())) as engine:
-        assert engine.draft_check is not None
         assert (engine.draft_check.comparison.misplaced is not None) == is_named
 
 
@@ -326,8 +319,6 @@ def test_drafted_rows_that_are_a_position_off_are_named(
     draft = write_draft(tmp_path / "d", Drafter() if is_block else Head())
     with open_engine(target, draft) as engine:
         found = engine.draft_check
-    assert found is not None
-    assert found.comparison.misplaced is not None
     assert (found.comparison.misplaced.what, found.comparison.misplaced.later) == ("rows", later)
     side = "later" if later > 0 else "earlier"
     assert f"with what it drafts placed a token {side} it would be for {60 if is_block else 40}%" in found.in_words
@@ -368,7 +359,7 @@ SOME = {"owns_ends": True, "draft_vocab": 100}
 @pytest.mark.parametrize(
     "form",
     [
-        *(Drafter(container="speculators", markov=markov, from_anchor=anchor, **SOME)  # type: ignore[arg-type]
+        *(Drafter(container="speculators", markov=markov, from_anchor=anchor, **SOME)
           for markov in ("vanilla", "gated", "rnn") for anchor in (True, False)),
         Drafter(container="speculators", selector=True, owns_ends=True),
     ],
@@ -412,7 +403,7 @@ def test_a_block_whose_first_row_guesses_the_other_way_is_read_so_and_texts_stay
 
     def found_of(draft: CausalModel, *more: Any, late: int) -> Guesses:
         right(draft, *more, late=late)
-        agrees = draft.model.block.first_slot == (1 if states_it else 0)  # type: ignore[union-attr]
+        agrees = draft.model.block.first_slot == (1 if states_it else 0)
         return guesses_of(0.6 if agrees else 0.2, 0.4 if agrees else 0.1)
 
     monkeypatch.setattr(agreement, "_guesses", found_of)
@@ -427,7 +418,6 @@ def test_a_block_whose_first_row_guesses_the_other_way_is_read_so_and_texts_stay
             if draft is None:
                 continue
             found, model = engine.draft_check, engine.draft_model
-            assert found is not None
             assert model is not None
             assert found.comparison.reading == Reading(flips_anchor=True)
             assert "sample_from_anchor is the other way round" in found.in_words
@@ -478,7 +468,6 @@ def test_what_one_text_alone_says_changes_nothing(
 
     monkeypatch.setattr(agreement, "_guesses", found_of)
     with open_engine(target, write_head(tmp_path / "head", Head())) as engine:
-        assert engine.draft_check is not None
         assert engine.draft_check.comparison.reading == reading
     assert len(texts) > 1
 
@@ -489,9 +478,7 @@ def test_a_block_that_guesses_nothing_the_other_way_round_is_read_as_stated(
 ) -> None:
     form = Drafter(container="speculators", from_anchor=from_anchor, block=1 if from_anchor else 2)
     with open_engine(target, write_drafter(tmp_path / "drafter", form)) as engine:
-        assert engine.draft_check is not None
         assert not engine.draft_check.comparison.reading.flips_anchor
-        assert engine.draft_model is not None
         flips = [one for one in readings_of(engine.draft_model.model, num_layers=8) if one.flips_anchor]
         assert bool(flips) != from_anchor
 
@@ -505,7 +492,6 @@ def test_little_more_agreement_changes_nothing_and_a_poor_head_is_named(
 
     monkeypatch.setattr(agreement, "_guesses", found_of)
     with open_engine(target, write_head(tmp_path / "head", Head())) as engine:
-        assert engine.draft_check is not None
         assert engine.draft_check.comparison.reading == AS_STATED
         assert "10% of the next tokens" in engine.draft_check.in_words
         assert "edgespec_taps" in engine.draft_check.in_words

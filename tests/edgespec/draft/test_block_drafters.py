@@ -85,7 +85,6 @@ def compare(engine: Engine, form: Drafter, *, keeps_others: bool = False) -> Non
         drafter.sampling = replace(drafter.sampling, tail_share=0.05)
     plain, tensors = make_model(PLAIN), tensors_of(form)
     embed, output = plain.get_input_embeddings().weight, plain.get_output_embeddings().weight
-    assert isinstance(embed, Tensor)
     near = {"rtol": 1e-4, "atol": 1e-5} if form.selector else {"rtol": 1e-3, "atol": 1e-6}
     for text, paths, found in rounds_of(looked, drafter, count=5 if form.selector else 4):
         hidden = places(form, tensors, states_of(plain, text), embed, paths[0][0])
@@ -134,7 +133,6 @@ def test_trees_are_as_deep_as_the_block_and_the_tuner_knows_its_calls(target_fol
     drafter = write_drafter(tmp_path / "drafter", Drafter())
     with open_engine(target_folder, drafter) as engine:
         assert engine.tree.depth == engine.largest_tree.depth == 4
-        assert engine.trees.tuner is not None
         growth = engine.trees.tuner.choice(SamplingSettings()).costs.growth
         growth.observe(2, 8, 0.02)
         assert growth.seconds(4, 8) == growth.seconds(9, 8) < 1.2 * growth.seconds(2, 8)
@@ -154,7 +152,6 @@ def test_penalties_give_plain_decodings_tokens(target_folder: Path, options: dic
 @torch.no_grad()
 def test_a_convolution_begins_anew_with_every_block(target_folder: Path, tmp_path: Path) -> None:
     with open_engine(target_folder, write_drafter(tmp_path / "drafter", FORMS["DFlash2"])) as engine:
-        assert engine.draft_model is not None
         layer = engine.draft_model.model.model.layers[0]
         assert isinstance(layer, DFlashLayer)
         rows = torch.randn(1, 10, 32, generator=torch.Generator().manual_seed(1))
@@ -190,14 +187,12 @@ def test_what_makes_no_sense_is_refused_by_name(
 def test_the_head_that_guesses_acceptance_is_named_once(target_folder: Path, tmp_path: Path) -> None:
     for markov, is_named in (("vanilla", True), (None, False)):
         draft = open_pair(target_folder, write_drafter(tmp_path / str(markov), Drafter(markov=markov))).draft
-        assert draft is not None
         assert [note.count("is not used") for note in draft.notes if "guesses how far" in note] == [1] * is_named
 
 
 def test_its_tables_are_planned_with_it(target_folder: Path, tmp_path: Path) -> None:
     folder = write_drafter(tmp_path / "drafter", FORMS["DFlash2"])
     with_weights = open_pair(target_folder, folder).draft
-    assert with_weights is not None
     names = {name for name in with_weights.checkpoint.tensors if name.startswith("selector.")}
     codebooks = {f"selector.{name}_codebook.weight" for name in ("predecessor", "successor")}
     assert names == {"selector.hidden_projection.weight", *codebooks}

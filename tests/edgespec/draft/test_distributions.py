@@ -45,14 +45,14 @@ def drafter_of(vocab: int, tree: TreeSettings) -> LanguageModelDrafter:
 
 
 def expand(expansions: list[Expansion]) -> Any:
-    return expand_batched(expansions)  # type: ignore[arg-type]
+    return expand_batched(expansions)
 
 
 def grow(drafter: LanguageModelDrafter, vocab: int, tree: TreeSettings) -> TokenTree:
     noise = TextNoise(seed=3, key=1, vocab=vocab, device=CPU)
     draws = TextDraws(sampling=SAMPLING, device=CPU, generator=torch.Generator().manual_seed(0), noise=noise)
     growing = make_grow(open_policy(tree), drafter, draws)
-    (found,) = grow_batched([(growing(5, tree.num_layers), drafter)], expand)  # type: ignore[arg-type]
+    (found,) = grow_batched([(growing(5, tree.num_layers), drafter)], expand)
     assert isinstance(found, TokenTree)
     return found
 

@@ -50,7 +50,6 @@ def compare(engine: Engine, plain: PreTrainedModel, head: Head, tensors: dict[st
     """Grow trees from a text, commit paths, and compare each node with the page's forward."""
     looked, drafter = drafter_at(engine, TEXT)
     embed, output = plain.get_input_embeddings().weight, plain.get_output_embeddings().weight
-    assert isinstance(embed, Tensor)
     for text, paths, _ in rounds_of(looked, drafter, count=rounds):
         states = states_of(plain, text)
         found = drafter.hidden(torch.arange(len(paths)))

@@ -47,7 +47,7 @@ def opened(
 
 
 def aux_states_of(draft: Any) -> tuple[int, ...]:
-    return draft.skeleton(draft.checkpoint, dtype=torch.float32).model.fuse.aux_states.layers  # type: ignore[no-any-return]
+    return draft.skeleton(draft.checkpoint, dtype=torch.float32).model.fuse.aux_states.layers
 
 
 AUX = "eagle_aux_hidden_state_layer_ids"
@@ -145,7 +145,6 @@ def test_a_bare_config_is_planned_as_the_head_itself(target: Path, tmp_path: Pat
             target=weights_by_size(model, dtype=torch.float32, quant=None),
             draft=weights_by_size(draft, dtype=torch.float32, quant=None),
         )
-        assert weights.draft is not None
         uses.append(
             device_memory(weights.target.skeleton, weights.draft.skeleton, tree=TreeSettings(size=8),
                         run_config=run_config, budget_bytes=1 << 30)

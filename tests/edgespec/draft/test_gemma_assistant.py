@@ -180,7 +180,6 @@ def test_both_depths_that_the_check_compares_are_the_pages_in_each_reading(
     monkeypatch.setattr(teacher_forcing, "_compared", each)
     monkeypatch.setattr(agreement, "_guesses", guesses)
     with opened(tmp_path, form, family, draft_check=False) as engine:
-        assert engine.draft_model is not None
         assert isinstance(engine.draft_model.model.fuse, MtpFuse)
         compare_readings(engine.target_model, engine.draft_model, torch.tensor(text))
     first, second = next(found for (key, late, _), found in compared.items() if key == reading and not late)
@@ -217,7 +216,6 @@ def test_an_assistant_that_reads_the_feature_first_is_found(is_exchanged: bool, 
     pair = open_pair(save_folder(tmp_path / "target", target), folder)
     with Engine.from_pair(pair, context_tokens=320, dtype="float32", self_check=False, tree=TreeSettings()) as engine:
         found = engine.draft_check
-    assert found is not None
     assert found.comparison.best.first > 0.7
     assert found.comparison.reading == (Reading(swaps_inputs=True) if is_exchanged else AS_STATED)
     assert ("reads the feature before the embedding" in found.in_words) == is_exchanged
@@ -316,7 +314,6 @@ def test_what_is_not_known_of_a_config_is_named(tmp_path: Path) -> None:
     form = Assistant(keys=(("block_size", 4), ("future", 1)), inner=(("later", 2),))
     target = save_folder(tmp_path / "target", make_model(FAMILIES["gemma4"]()))
     draft = open_pair(target, write_assistant(tmp_path / "draft", form)).draft
-    assert draft is not None
     assert draft.notes[0] == "is a Gemma 4 assistant, which reads what the target's layers 3 and 4 keep of the text"
     assert "states future, later in its config.json" in draft.notes[1]
 

@@ -185,7 +185,7 @@ def test_trees_that_grow_together_are_those_grown_alone(monkeypatch: pytest.Monk
     drafters = three_texts(model)
     together = grow_batched(
         [(growth(width), drafter) for width, drafter in zip((4, 2, 3), drafters, strict=True)],
-        lambda expansions: expand_batched(expansions),  # type: ignore[arg-type]
+        lambda expansions: expand_batched(expansions),
     )
     assert passes == [3] * 4, "one pass a layer"
     for found, expected in zip(together, alone, strict=True):
@@ -201,7 +201,7 @@ def test_a_text_whose_draft_says_nan_ends_its_own_growth_alone() -> None:
     drafters = three_texts(CausalModel(model, device=CPU))
     first, failed, last = grow_batched(
         [(growth(2), drafter) for drafter in drafters],
-        lambda expansions: expand_batched(expansions),  # type: ignore[arg-type]
+        lambda expansions: expand_batched(expansions),
     )
     assert isinstance(failed, EdgespecError)
     assert failed.code == "E_NAN_LOGITS"

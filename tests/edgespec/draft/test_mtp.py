@@ -89,9 +89,7 @@ def test_a_reading_that_the_check_has_found_is_the_pages_and_texts_stay(
 
 def test_a_draft_reads_the_layers_own_tensors_and_no_others(written: tuple[Path, PreTrainedModel]) -> None:
     pair = open_pair(written[0], MTP)
-    assert pair.draft is not None
     names = mtp_names(pair.target.config.get_text_config(decoder=True), is_gguf=False)
-    assert names is not None
     stored = {entry.name for entry in pair.draft.checkpoint.tensors.values()}
     assert stored == {name for name in names.of_layer(pair.target.checkpoint.tensors) if "embed_tokens" not in name}
     assert pair.names == (written[0].name, "mtp")  # by its word: the folder's name would be the target's
@@ -135,7 +133,7 @@ def test_it_drafts_where_memory_allows_and_half_right_guesses_pay(base: float | 
         return tree
 
     half = AssumedAcceptance(rates=power_law(0.5), about="half of the first guesses")
-    found = weigh_own_layer(TreeSettings(), place, lambda placed: seconds_of(placed, base or 0.0, node), half)  # type: ignore[arg-type]
+    found = weigh_own_layer(TreeSettings(), place, lambda placed: seconds_of(placed, base or 0.0, node), half)
     assert said in found.why
     assert found.drafts == ("does not" not in found.why)
 
@@ -196,7 +194,6 @@ def test_the_first_of_several_layers_drafts_and_says_so(tmp_path: Path) -> None:
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     (folder / "config.json").write_text(json.dumps({**config, "num_nextn_predict_layers": 2}), encoding="utf-8")
     draft = open_pair(folder, MTP).draft
-    assert draft is not None
     assert draft.notes == ("is the target's own multi-token-prediction layer: the first of several",)
 
 

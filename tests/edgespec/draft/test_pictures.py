@@ -123,9 +123,7 @@ def check_positions(read_rows: list[PassRows], seen: Any) -> None:
     of_prompt = []
     for part in read_rows:
         assert bool((part.ids >= 0).all())
-        assert part.seen is not None
         rotated = part.seen.rotated
-        assert rotated is not None
         is_behind = part.row_positions >= seen.num_rows
         assert bool((rotated[:, is_behind] == part.row_positions[is_behind] + seen.shift).all())
         of_prompt.append(rotated[:, ~is_behind])
@@ -247,5 +245,4 @@ def test_an_assistant_reads_the_targets_keys_of_pictures(tmp_path: Path, monkeyp
     with rows_of_drafts(saved(of, tmp_path / "model"), draft, monkeypatch) as (engine, read_rows):
         assert list(engine.generate(prompt, **GREEDY).token_ids) == generated(of, prompt)
     (first, *_) = read_rows
-    assert first.lent is not None
     assert first.lent["full_attention"].keys.shape[2] == len(prompt.ids)

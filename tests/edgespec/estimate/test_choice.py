@@ -82,8 +82,6 @@ def pair(pair_folders: tuple[Path, Path]) -> ModelPair:
 
 def test_the_fastest_by_the_sums_of_estimates_drafts(pair: ModelPair) -> None:
     found = with_best_draft(pair, DraftTrees.held_to(None), temperature=0.0, limits=STREAMED, **OPTIONS)
-    assert found.draft is not None
-    assert found.choice is not None
     said = [part.split()[0] for part in found.choice.removeprefix("draft: ").split("; ")]
     speeds = [float(part.split()[-2]) for part in found.choice.removeprefix("draft: ").split("; ")]
     assert speeds == sorted(speeds, reverse=True)
@@ -264,7 +262,6 @@ def test_drafts_are_compared_for_as_many_texts_as_a_run_of_the_rows_has_under_wa
     setup = set_up_by_profile(decided, run_config, TreeOptions(), temperature=0.0, workload=workload)
     assert setup.run_config.num_texts > 1
     for one in found:
-        assert one.estimate is not None
         assert one.estimate.likely.num_texts == setup.run_config.num_texts
         assert one.pair.run_config.all_tokens == setup.run_config.all_tokens
 

@@ -94,7 +94,6 @@ def test_dense_parts_and_experts_are_all_of_the_layers(tmp_path: Path, family: s
     whole = layers_load(weights, None, keys=16, num_texts=1, device=CUDA, are_whole=True)
     apart = model_load(weights, None, keys=16, num_texts=1, device=CUDA)
     experts = apart.experts
-    assert experts is not None
     assert apart.resident_bytes + experts.all_bytes == sum(record.flat_bytes for record in weights.skeleton.records)
     assert experts.num_experts == 4
     assert experts.row_flops == 2 * 3 * 32 * (16 if family == "qwen3-moe" else 64)
@@ -127,7 +126,6 @@ def test_what_the_dense_parts_leave_of_the_card_and_of_ram_holds_experts(tmp_pat
     pair = big_pair(tmp_path, ram=5)
     load = load_of(placed(pair))
     experts = load.experts
-    assert experts is not None
     assert load.resident_bytes == load.layer_bytes
     assert 0 < experts.device_kept < experts.ram_kept < experts.num_experts
     on_card = load.resident_bytes + experts.device_kept * experts.num_layers * experts.expert_bytes
@@ -140,15 +138,12 @@ def test_dense_parts_that_do_not_fit_the_card_come_from_ram_and_then_from_disk(t
     pair = big_pair(tmp_path, ram=5)
     whole = placed(pair).placement
     sizes = mixture_sizes(placed(pair).target, CUDA)
-    assert sizes is not None
-    assert whole.experts is not None
     tight_bytes = (
         whole.planned_bytes - whole.experts.kept_bytes - sum(sizes.dense_bytes) // 2 + 3 * max(sizes.dense_bytes)
     )
     for host_bytes, are_in_ram in ((5 * GIB, True), (GIB, False)):
         memory = replace(pair.memory, device_budget_bytes=tight_bytes, host_budget_bytes=host_bytes)
         load = load_of(placed(replace(pair, memory=memory)))
-        assert load.experts is not None
         parts = (load.resident_bytes, load.ram_bytes, load.disk_bytes)
         assert sum(parts) == sum(sizes.dense_bytes)
         assert parts[0] < sum(parts)
@@ -163,7 +158,6 @@ def test_on_a_cpu_the_experts_that_stay_are_those_in_ram(tmp_path: Path) -> None
     memory = memory_there(*open_hardware("cpu"), run_config.limits)
     plan = place_weights(weights, TreeSettings(policy="none"), run_config, memory)
     experts = load_of(plan, run_config.device).experts
-    assert experts is not None
     assert 0 < experts.device_kept == experts.ram_kept < 64
 
 
@@ -173,8 +167,6 @@ def tokens_per_s(estimate: SpeedEstimate) -> float:
 
 def test_a_pass_fetches_the_experts_of_its_rows_and_more_memory_leaves_fewer_to_fetch(tmp_path: Path) -> None:
     short, roomy = (estimate_plain(big_pair(tmp_path, ram=ram)) for ram in (4, 16))
-    assert short.likely.experts is not None
-    assert roomy.likely.experts is not None
     assert short.likely.experts.asked == roomy.likely.experts.asked == pytest.approx(12 * 4)
     assert short.likely.experts.disk_bytes > 0
     assert roomy.likely.experts.disk_bytes == 0
@@ -205,7 +197,6 @@ def test_packed_experts_move_because_unpacking_takes_longer_and_kernels_would_no
         pair, weights=weights, run_config=run_config, memory=replace(memory, device_budget_bytes=int(2.2 * GIB))
     )
     estimate = estimate_plain(packed)
-    assert estimate.likely.experts is not None
     assert estimate.likely.experts.in_place == 0
     found = packed_kernels_tokens_per_s(packed, estimate)
     assert found is not None
@@ -221,11 +212,9 @@ def test_experts_in_a_format_with_a_kernel_are_multiplied_as_they_are_packed(tmp
     def sizes_of(quant: str, device: torch.device) -> ExpertLoad:
         run_config = replace(pair.run_config, quant=quant, device=device)
         sizes = mixture_sizes(pair_weights(pair.weights.target.model, None, run_config).target, device)
-        assert sizes is not None
         return sizes.experts
 
     on_cpu, beside_card = (sizes_of("int4", device) for device in (torch.device("cpu"), CUDA))
-    assert on_cpu.multiplied is not None
     assert on_cpu.multiplied.num_weights == 3 * 2048 * 1024
     assert on_cpu.multiplied.num_bytes == pytest.approx(on_cpu.expert_bytes, rel=0.05)
     assert (beside_card.multiplied, beside_card.host_multiplies) == (None, True)
@@ -240,18 +229,15 @@ def test_experts_that_are_to_stay_with_the_cpu_have_ram_and_the_card_has_the_res
     pair = replace(pair, run_config=replace(pair.run_config, expert_mode="cpu"))
     plan = placed(pair)
     kept_experts = load_of(plan).experts
-    assert kept_experts is not None
-    assert plan.placement.experts is not None
     assert plan.placement.num_resident == 12
     assert (kept_experts.device_kept, kept_experts.is_on_host) == (0, True)
     assert 0 < kept_experts.ram_kept < 64
     assert sum(plan.placement.host_bytes.values()) <= 5 * GIB
-    line = where_layers_live(SimpleNamespace(placement=plan.placement))  # type: ignore[arg-type]
+    line = where_layers_live(SimpleNamespace(placement=plan.placement))
     kept = plan.placement.experts.num_kept
     assert line.startswith(f"12 of 12 layers resident, their experts computed on the CPU: {kept} of 768 kept in RAM, ")
     assert plan.placement.disk_bytes == plan.placement.experts.num_left * plan.placement.experts.expert_bytes
     experts = estimate_plain(pair).likely.experts
-    assert experts is not None
     assert (experts.in_place, experts.link_bytes) == (experts.asked, 0)
     assert experts.disk_bytes > 0
 
@@ -261,7 +247,6 @@ def test_under_wsl_little_waits_in_locked_memory(tmp_path: Path, monkeypatch: py
     for limit, is_staged in ((math.inf, False), (1 << 20, True)):
         limited = replace(pair, locked_bytes=limit)
         experts = speed.load_there(limited, placed(pair)).target.experts
-        assert experts is not None
         assert experts.are_staged == is_staged
     dense = replace(load_of(placed(pair)), ram_bytes=9, experts=None)
     assert [with_locked(dense, limit).staged_bytes for limit in (math.inf, 9, 4)] == [0, 0, 5]

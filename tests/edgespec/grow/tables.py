@@ -63,7 +63,7 @@ def session_of(
     settings = TextSettings(sampling=sampling, max_new_tokens=max_new_tokens, **(text or {}))
     draft_sampling = tree.draft_sampling(sampling)
     return start_sequence(
-        TableTarget(target, vocab=VOCAB),  # type: ignore[arg-type]
+        TableTarget(target, vocab=VOCAB),
         TableDrafter(draft, lambda logits: to_draft_probs(logits, draft_sampling)),
         open_policy(tree),
         settings,

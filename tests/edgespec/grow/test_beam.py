@@ -29,7 +29,7 @@ def grow(
 ) -> TokenTree:
     beam = Beam(
         root=0, rule=rule, draw="chosen", size=size, depth=depth, max_children=width, device=CPU,
-        **limits,  # type: ignore[arg-type]
+        **limits,
     )  # fmt: skip
     return grown(beam, FunctionDrafter(q_of))
 

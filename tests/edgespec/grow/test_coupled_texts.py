@@ -184,7 +184,7 @@ def test_the_shared_noise_makes_a_draft_that_is_little_like_the_target_worth_mor
     """Of 12 texts each: with noise of its own a chosen chain is accepted by p alone."""
 
     def tokens_a_pass(draw: str) -> float:
-        chain = TreeSettings(policy="chain", draw=draw, draft_tokens=3)  # type: ignore[arg-type]
+        chain = TreeSettings(policy="chain", draw=draw, draft_tokens=3)
         steps = [
             step for seed in range(12) for step in steps_of(chain, seed=seed, draft=draft_logits(seed), temperature=1.2)
         ]

@@ -67,8 +67,6 @@ def test_the_best_nodes_of_both_are_a_tree_of_distinct_siblings(seed: int) -> No
     tree = merged(drafted, looked_up, lambda chances, _: min(size, len(chances)))
     assert set(paths(whole)[1:]) == {*paths(drafted)[1:], *paths_looked_up(looked_up)}
     assert len(set(paths(tree))) == tree.num_nodes == min(size, whole.num_nodes - 1) + 1
-    assert tree.scores is not None
-    assert whole.scores is not None
     assert sorted(tree.scores.tolist()) == sorted(whole.scores.tolist())[-tree.num_nodes :]
     parents = tree.parents.tolist()
     assert parents[0] == -1
@@ -101,7 +99,6 @@ def test_a_token_that_both_propose_has_the_larger_chance_and_siblings_share_what
     )  # fmt: skip
     tree = merged(drafted, [LookedUp(-1, 2, 0.9, 1), LookedUp(0, 3, 0.45, 2)], lambda chances, _: len(chances))
     assert tree.tokens.tolist() == [0, 2, 1, 3]
-    assert tree.scores is not None
     assert tree.scores[1:].tolist() == pytest.approx([0.6, 0.4, 0.3])
 
 
@@ -112,7 +109,7 @@ def test_a_text_with_looked_up_tokens_is_plain_decodings(policy: str, temperatur
     sampling = SamplingSettings(temperature=temperature)
     texts, num_looked_up = [], 0
     size = {POLICIES[policy].budget: 6} if POLICIES[policy].budget else {}
-    for tree in (TreeSettings(policy="none"), TreeSettings(policy=policy, draw="coupled", **size)):  # type: ignore[arg-type]
+    for tree in (TreeSettings(policy="none"), TreeSettings(policy=policy, draw="coupled", **size)):
         for likeness in (0.0, 0.8):
             sequence = session_of(
                 tree, sampling, target=lambda text: table_logits(5, text[-1:]),
@@ -135,7 +132,6 @@ def test_a_chain_is_the_path_of_most_expected_tokens(seed: int) -> None:
     """The tokens of the best path of the merged tree, and no others; as many of them as are to be taken."""
     tree, found = drafted_tree(seed, nodes=6), random_candidates(seed, count=12)
     whole = merged(tree, found, partial(_taken, 100))
-    assert whole.scores is not None
     scores = dict(zip(paths(whole), whole.scores.tolist(), strict=True))
     expected = {path: sum(scores[path[:end]] for end in range(1, len(path) + 1)) for path in scores}
     best = max(expected, key=lambda path: expected[path])

@@ -101,7 +101,7 @@ def largest_difference(
             module, query, keys[:, :, context:], values[:, :, context:], None, softcap=softcap, s_aux=sinks,
             sliding_window=None if window.in_chunks else window.size,
         ),
-    )  # type: ignore[arg-type]  # fmt: skip
+    )  # fmt: skip
     places = [*range(context), *rows.positions.tolist()]
     expected = written_out(query, keys, values, seen, positions, places, window, softcap, sinks)
     return float((found - expected).abs().max())
@@ -153,7 +153,7 @@ def test_a_trees_row_has_the_bits_of_plain_decoding(family: str, window: Attenti
 
     def attended_to(rows: PassRows, row: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         size = None if window.in_chunks else window.size
-        read = functools.partial(attend, module, row, keys, values, None, s_aux=sinks, sliding_window=size)  # type: ignore[arg-type]
+        read = functools.partial(attend, module, row, keys, values, None, s_aux=sinks, sliding_window=size)
         return attended([Span(rows, 0, rows.count)], read)[0]
 
     cache.layers[0].append(keys[:, :, :context], values[:, :, :context])
@@ -203,7 +203,7 @@ def test_mixed_precision_is_as_near_as_one_kernel(width: int, monkeypatch: pytes
     for least in (1, 9999):
         monkeypatch.setattr(attention, "MIN_SHARED", least)
         cache.layers[0].length = 3000
-        read = functools.partial(attend, module, query, keys[:, :, 3000:], values[:, :, 3000:], None)  # type: ignore[arg-type]
+        read = functools.partial(attend, module, query, keys[:, :, 3000:], values[:, :, 3000:], None)
         found.append(attended([Span(rows, 0, rows.count)], read)[0])
     assert (found[0].float() - found[1].float()).abs().max() <= 2 * torch.finfo(torch.bfloat16).eps * found[
         1

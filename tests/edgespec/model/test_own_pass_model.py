@@ -74,7 +74,7 @@ def model(family: str) -> Iterator[OwnPassModel]:
 def generated(family: str, prompt: Tensor) -> list[int]:
     options = {"do_sample": False, "max_new_tokens": NEW_TOKENS, "eos_token_id": None, "pad_token_id": 0}
     options |= {"use_cache": family != "blt"}  # whose cache lacks what patches are made of
-    ids = random_model(family).generate(prompt[None], attention_mask=torch.ones_like(prompt)[None], **options)  # type: ignore[operator]
+    ids = random_model(family).generate(prompt[None], attention_mask=torch.ones_like(prompt)[None], **options)
     return list(ids[0, len(prompt) :].tolist())
 
 

@@ -34,7 +34,6 @@ def test_a_tower_that_streams_says_the_same_with_the_memory_of_one_block(
     engine: Engine, family: Family, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sight, prompt = engine._loaded.sight, seeing_prompt(family, (1, 2))
-    assert sight is not None
     expected = sight.see(prompt)
     most = 0
 
@@ -58,7 +57,6 @@ def test_a_tower_that_streams_says_the_same_with_the_memory_of_one_block(
     streamed = Sight(sight._causal, sight._record, is_resident=False, check=lambda *_: None)
     found = streamed.see(prompt)
     torch.testing.assert_close(found.embedded, expected.embedded, rtol=0, atol=0)
-    assert sight._record is not None
     assert 0 < most <= sight._record.streamed_bytes < sight._record.num_bytes
     assert not streamed.is_awake
     assert sorted(dropped) == [record.index for record in (sight._record.outside, *sight._record.blocks.values())]
@@ -100,7 +98,6 @@ def test_pictures_of_several_prompts_pass_the_tower_once_and_each_says_what_it_s
 
 def test_known_pictures_run_no_tower_and_it_rests_when_nothing_waits(engine: Engine, family: Family) -> None:
     sight, prompt = engine._loaded.sight, seeing_prompt(family, (1, 2))
-    assert sight is not None
     first = sight.see(prompt)
     assert sight.is_awake
     sight.rest()

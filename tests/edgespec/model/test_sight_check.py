@@ -46,7 +46,6 @@ def test_models_of_published_sizes_have_a_narrow_copy_that_passes(family: str) -
 
 
 def _on_all_rows(seen: SeenPrompt) -> SeenPrompt:
-    assert seen.deepstacked is not None
     features = tuple(
         torch.zeros(seen.num_rows, layer.shape[1]).index_copy(0, seen.deepstacked.nonzero()[:, 0], layer) + 0.1
         for layer in seen.deepstack
@@ -61,7 +60,7 @@ WRONG: dict[str, tuple[str, Callable[[SeenPrompt], SeenPrompt]]] = {
     "no deepstack rows": ("qwen3_vl", lambda seen: replace(seen, deepstacked=None, deepstack=())),
     "no blocks": ("gemma3", lambda seen: replace(seen, blocks=None)),
     "blocks in all layers": ("gemma4", lambda seen: replace(seen, blocks_only_in_windows=False)),
-    "inputs a layer of words": ("gemma4_e", lambda seen: replace(seen, per_layer=torch.zeros_like(seen.per_layer))),  # type: ignore[arg-type]
+    "inputs a layer of words": ("gemma4_e", lambda seen: replace(seen, per_layer=torch.zeros_like(seen.per_layer))),
 }
 
 

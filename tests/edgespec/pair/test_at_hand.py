@@ -127,7 +127,6 @@ def test_a_layers_file_is_found_once_and_one_of_another_name_too(file: Path) -> 
     assert not any(one.is_default for one in others)
     assert "is of a target with model_type" in reason(found(file)["mtp-other.gguf"])
     layer = open_pair(file, None).draft
-    assert layer is not None
     assert layer.folder == side
 
 

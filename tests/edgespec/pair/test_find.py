@@ -71,14 +71,11 @@ def test_an_alias_brings_its_draft_with_the_revision_unless_another_is_named(
     cache: Cache, pair_folders: tuple[Path, Path]
 ) -> None:
     _, draft = find_pair("big", None)
-    assert draft is not None
     assert draft.name == "b" * 40
     assert find_pair("big", pair_folders[1])[1] == pair_folders[1]
     _, draft = find_pair("big", "acme/Draft-1B")
-    assert draft is not None
     assert draft.name == COMMIT  # the alias's revision is of its own draft
     _, draft = find_pair("acme/Target-70B", "acme/Draft-1B", draft_revision="v2")
-    assert draft is not None
     assert draft.name == "b" * 40
 
 
@@ -89,7 +86,6 @@ def test_a_type_behind_an_alias_chooses_a_file_and_keeps_its_draft(cache: Cache,
     path.write_text(path.read_text() + table)
     target, draft = find_pair("small:F16", None)
     assert target == folder / "m.F16.gguf"
-    assert draft is not None
     assert draft.name == "b" * 40
 
 
@@ -165,8 +161,8 @@ def test_a_plan_is_made_of_names_without_loading(cache: Cache, pair_folders: tup
     """It is the plan that the engine would make; and a config.json is enough for it."""
     limits = MemoryLimits(max_resident_layers=1, max_cpu_bytes=1 << 30)  # what is free changes between the two plans
     settings = {"tree": TreeSettings(size=9), "limits": limits, "context_tokens": 99}
-    plan = Engine.placement_for("big", **settings)  # type: ignore[arg-type]
-    with Engine.from_pretrained("big", **settings, self_check=False) as engine:  # type: ignore[arg-type]
+    plan = Engine.placement_for("big", **settings)
+    with Engine.from_pretrained("big", **settings, self_check=False) as engine:
         assert plan.table() == engine.placement.table()
     assert plan.num_resident == 1
     config = cache.folder.parent / "config"

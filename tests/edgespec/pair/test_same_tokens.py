@@ -113,7 +113,7 @@ def drawn(engine: Engine, tree: TreeSettings, count: int, **options: Any) -> lis
         if is_proposed and not is_looked_up
     }
     assert not proposed & engine.pair.unshared
-    return [found[number].token_ids for number in range(count)]  # type: ignore[union-attr]
+    return [found[number].token_ids for number in range(count)]
 
 
 def share_of_added(texts: list[tuple[int, ...]]) -> float:

@@ -79,7 +79,6 @@ def test_the_profiles_acceptance_is_the_pairs_own() -> None:
     model = default_acceptance()
     profile = example_profile(acceptance=model.to_document())
     found = acceptance_of(profile)
-    assert found is not None
     assert found.to_document() == model.to_document()
     assert acceptance_of(replace(profile, acceptance=None)) is None, "none was fitted"
     with pytest.raises(EdgespecError, match="some-gpu"):

@@ -64,7 +64,6 @@ def test_packed_weights_count_by_their_kernel_where_the_number_format_has_one(tm
     assert unpacked.row_flops == plain.row_flops
     [packed] = multiplied.multiplied
     kernel = kernel_of(int4.INT4, (64, 64), torch.bfloat16, CPU)
-    assert kernel is not None
     assert (packed.packed_format, packed.num_weights, packed.max_rows) == ("int4", NUM_WEIGHTS, kernel.max_rows)
     assert packed.num_bytes == NUM_WEIGHTS * 5 // 8
     assert packed.unpacked_bytes == 2 * NUM_WEIGHTS

@@ -87,11 +87,8 @@ def logits_behind(engine: Engine, path: Path, prompt: list[int]) -> list[torch.T
     """The target's and the draft's logits [vocab] behind a prompt that begins on the file's rows."""
     cache = PromptCache(path, engine.pair, engine.run_config)
     caches = cache.begin(prompt, engine.target_model, engine.draft_model, ())
-    assert caches is not None
     found = []
     for model, text in ((engine.target_model, caches.target), (engine.draft_model, caches.draft)):
-        assert model is not None
-        assert text is not None
         found.append(model.read_text(text, torch.tensor(prompt[len(text.ids) :])))
     return found
 

@@ -84,7 +84,7 @@ def test_a_host_finds_among_few_tokens_what_a_device_finds_among_all(cut: dict[s
     logits = torch.randn(24, 3000, generator=random, dtype=form) * torch.linspace(0.05, 20, 24)[:, None]
     logits[4:8, 3] = 60
     logits[8:12, 100:] = -torch.inf
-    settings = SamplingSettings(temperature=1.0, **cut)  # type: ignore[arg-type]
+    settings = SamplingSettings(temperature=1.0, **cut)
     probs = logits.softmax(-1)
     if settings.top_k:
         kth_best = probs.sort(-1, descending=True).values[:, settings.top_k - 1 : settings.top_k]
@@ -121,9 +121,9 @@ def some_logits() -> torch.Tensor:
 
 @pytest.mark.parametrize("cut", [{"top_k": 5}, {"top_p": 0.8}, {"min_p": 0.1}], ids=str)
 def test_what_truncation_cuts_off_keeps_its_share_of_a_draft(cut: dict[str, float]) -> None:
-    truncated = to_probs(some_logits(), SamplingSettings(temperature=0.7, **cut))  # type: ignore[arg-type]
+    truncated = to_probs(some_logits(), SamplingSettings(temperature=0.7, **cut))
     whole = to_probs(some_logits(), SamplingSettings(temperature=0.7))
-    q = to_draft_probs(some_logits(), DraftSampling(temperature=0.7, tail_share=0.05, **cut))  # type: ignore[arg-type]
+    q = to_draft_probs(some_logits(), DraftSampling(temperature=0.7, tail_share=0.05, **cut))
     assert bool((truncated == 0).any())
     torch.testing.assert_close(q, 0.95 * truncated + 0.05 * whole)
     assert bool((q > 0).all())

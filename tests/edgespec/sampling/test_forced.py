@@ -66,7 +66,7 @@ SCHEMA = {
 }  # fmt: skip
 GRAMMARS: dict[str, dict[str, Any]] = {
     "record": {"json_schema": SCHEMA},
-    "nested": {"json_schema": SCHEMA | {"properties": SCHEMA["properties"] | {"pure": {  # type: ignore[operator]
+    "nested": {"json_schema": SCHEMA | {"properties": SCHEMA["properties"] | {"pure": {
         "type": "array", "minItems": 2, "maxItems": 2, "items": {"enum": ["yes, it is", "no, it is not"]}}}}},
     "blanks": {"json_schema": {name: value for name, value in SCHEMA.items() if name != "x-guidance"}},
     "choice": {"grammar": 'start: "the first of the choices" | "the second of the choices"'},

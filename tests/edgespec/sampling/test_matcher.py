@@ -35,7 +35,6 @@ def ids(text: str) -> list[int]:
 
 
 def spelled(allowed: Tensor | None) -> set[str]:
-    assert allowed is not None
     assert allowed.shape == (PADDED,)
     return {TOKENIZER.decode([token]) for token in allowed.nonzero().flatten().tolist()}
 
@@ -209,7 +208,6 @@ def test_response_formats_are_openais() -> None:
     assert response_format_grammar({"type": "json_object"}) == Grammar(form="json_schema", text='{"type": "object"}')
     asked = {"type": "json_schema", "json_schema": {"name": "n", "strict": True, "schema": SCHEMA}}
     found = response_format_grammar(asked)
-    assert found is not None
     assert json.loads(found.text) == SCHEMA
 
 

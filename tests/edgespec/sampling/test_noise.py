@@ -200,7 +200,7 @@ def drawn(p: Tensor, over: str, count: int) -> list[int]:
     if over == "positions":
         noise = text_noise(vocab=p.shape[0])
         return [noise.draw(p, depth) for depth in range(1, count + 1)]
-    return [text_noise(**{over: number}, vocab=p.shape[0], at=3).draw(p, 1) for number in range(count)]  # type: ignore[arg-type]
+    return [text_noise(**{over: number}, vocab=p.shape[0], at=3).draw(p, 1) for number in range(count)]
 
 
 @pytest.mark.parametrize("over", ["seed", "key", "positions"])

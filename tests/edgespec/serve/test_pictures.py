@@ -67,8 +67,6 @@ def test_chat_completions(openai: OpenAI, seeing: SeeingModel) -> None:
     ]
     found = openai.chat.completions.create(**GREEDY, messages=messages[:1], max_tokens=MADE)
     assert found.choices[0].message.content == seeing.said(ASKED, CAT)
-    assert found.usage is not None
-    assert found.usage.prompt_tokens_details is not None
     assert found.usage.prompt_tokens_details.model_dump()["image_tokens"] == 6
     text = f"[user]{PLACE}What is this?\n[assistant]A cat.\n[user]And {PLACE}?\n[assistant]"
     chunks = openai.chat.completions.create(**GREEDY, messages=messages, max_tokens=MADE, stream=True)
@@ -76,7 +74,7 @@ def test_chat_completions(openai: OpenAI, seeing: SeeingModel) -> None:
     assert written == seeing.said(text, CAT, DOG)
     # Another picture under the same words finds none of the first one's rows
     other = [{"role": "user", "content": [part(DOG), words("What is this?")]}]
-    found = openai.chat.completions.create(**GREEDY, messages=other, max_tokens=MADE)  # type: ignore[arg-type]
+    found = openai.chat.completions.create(**GREEDY, messages=other, max_tokens=MADE)
     assert found.choices[0].message.content == seeing.said(ASKED, DOG) != seeing.said(ASKED, CAT)
 
 
@@ -88,7 +86,6 @@ def test_responses(openai: OpenAI, seeing: SeeingModel) -> None:
     asked: Any = {**GREEDY, "input": [{"role": "user", "content": content}], "max_output_tokens": MADE}
     found = openai.responses.create(**asked)
     assert found.output_text == seeing.said(ASKED, CAT)
-    assert found.usage is not None
     assert found.usage.input_tokens_details.model_dump()["image_tokens"] == 6
 
 
@@ -96,7 +93,7 @@ def test_messages_also_with_the_result_of_a_tool(anthropic: Anthropic, seeing: S
     asked: Any = {"model": "any", "max_tokens": MADE, "extra_body": {"temperature": 0}}
     messages: Any = [{"role": "user", "content": [block(CAT), words("What is this?")]}]
     found = anthropic.messages.create(**asked, messages=messages)
-    assert found.content[0].text == seeing.said(ASKED, CAT)  # type: ignore[union-attr]
+    assert found.content[0].text == seeing.said(ASKED, CAT)
     assert found.usage.model_dump()["image_tokens"] == 6
     read = found.usage.input_tokens + (found.usage.cache_read_input_tokens or 0)
     assert anthropic.messages.count_tokens(model="any", messages=messages).input_tokens == read
@@ -104,7 +101,7 @@ def test_messages_also_with_the_result_of_a_tool(anthropic: Anthropic, seeing: S
     messages = [{"role": "user", "content": "Look."}, {"role": "user", "content": [result, words("Well?")]}]
     found = anthropic.messages.create(**asked, messages=messages)
     text = f"[user]Look.\n[tool]Seen:{PLACE}\n[user]Well?\n[assistant]"
-    assert found.content[0].text == seeing.said(text, DOG)  # type: ignore[union-attr]
+    assert found.content[0].text == seeing.said(text, DOG)
 
 
 BAD = {

@@ -78,7 +78,6 @@ def test_a_copy_of_the_target_follows_its_adapters(base: tuple[Path, nn.Module, 
             copied, wanted = (of.read_text(of.new_text(use), ids) for of in (engine.draft_model, packed.target_model))
             assert torch.allclose(copied, wanted, atol=1e-4), use
             caches = new_caches(engine.target_model, engine.draft_model, use)
-            assert caches.draft is not None
             assert caches.draft.adapters == caches.target.adapters == use
         assert engine.draft_model.follows_adapters
 
@@ -139,8 +138,6 @@ def test_a_file_has_rows_for_a_draft_with_the_same_adapters_alone(
                 engine.prefix_cache.prompt_cache = cache
                 engine.generate(PROMPT, **GREEDY)
             caches = cache.begin(PROMPT, engine.target_model, engine.draft_model, ())
-            assert caches is not None
-            assert caches.draft is not None
             assert (len(caches.target.ids), bool(caches.draft.ids)) == (len(PROMPT) - 1, is_same), given
 
 
@@ -180,7 +177,7 @@ def test_names_and_scales_of_adapters(base: tuple[Path, nn.Module, list[Path]], 
     assert [(each.name, each.scale) for each in given] == [("mine", -0.5), ("one", 1), ("two", 2), ("odd:2", 1)]
     for spec, word in ((f"{one}:x", "there is no adapter"), (tmp_path, "adapter_config.json"), ((one, "2"), "'2'")):
         with pytest.raises(EdgespecError) as caught:
-            open_adapters([spec], config)  # type: ignore[list-item]
+            open_adapters([spec], config)
         assert word in caught.value.what
     with pytest.raises(EdgespecError, match="two adapters have the name 'one'"):
         open_adapters([one, f"{one}:2"], config)
@@ -247,7 +244,6 @@ def test_a_conversation_that_changes_its_adapters_is_read_anew_with_them(tmp_pat
         for choice, is_kept in turns:
             chat.options["adapters"] = choice
             chat.send("def main(")
-            assert chat.last is not None
             assert (chat.last.cached_tokens > 0) == is_kept, choice
             fresh = engine.generate(chat.prompt_ids(chat.messages[:-1]), adapters=choice, **GREEDY)
             assert chat.last.token_ids == fresh.token_ids, choice

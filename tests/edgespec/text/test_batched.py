@@ -93,7 +93,7 @@ def test_nothing_of_all_rows_and_all_keys_is_ever_made() -> None:
     largest = 0
 
     class Sizes(TorchDispatchMode):
-        def __torch_dispatch__(self, function, types, arguments=(), named=None):  # type: ignore[no-untyped-def]
+        def __torch_dispatch__(self, function, types, arguments=(), named=None):
             nonlocal largest
             found = function(*arguments, **(named or {}))
             if isinstance(found, torch.Tensor) and found.device.type == "cpu" and found.dim():
@@ -128,7 +128,7 @@ def test_a_prompt_is_read_once_for_all_samples_of_it(engine: Engine, monkeypatch
     def counted(self: CausalModel, parts: list[PassRows], chunks: object) -> object:
         if self is engine.target_model:
             rows.append(sum(part.count for part in parts))
-        return run(self, parts, chunks)  # type: ignore[arg-type]
+        return run(self, parts, chunks)
 
     engine.use_tree(TreeSettings(policy="none"))
     prompt = list(range(5, 105))
@@ -136,7 +136,7 @@ def test_a_prompt_is_read_once_for_all_samples_of_it(engine: Engine, monkeypatch
     alone = [engine.submit(request).result().token_ids for request in requests]
     monkeypatch.setattr(CausalModel, "_run", counted)
     found = dict(engine.generate_many(requests))
-    assert [found[number].token_ids for number in range(4)] == alone  # type: ignore[union-attr]
+    assert [found[number].token_ids for number in range(4)] == alone
     assert sum(rows) < 100 + 4 * 8
     assert len(set(alone)) > 1
 
@@ -159,11 +159,11 @@ def test_where_memory_runs_out_fewer_texts_are_under_way(engine: Engine, monkeyp
     def limited(self: CausalModel, parts: list[PassRows], chunks: object) -> object:
         if len(parts) > 2:
             raise MemoryError
-        return run(self, parts, chunks)  # type: ignore[arg-type]
+        return run(self, parts, chunks)
 
     monkeypatch.setattr(CausalModel, "_run", limited)
     found = dict(engine.generate_many(requests))
-    assert [found[number].token_ids for number in range(6)] == expected  # type: ignore[union-attr]
+    assert [found[number].token_ids for number in range(6)] == expected
 
 
 def test_a_conversations_next_turn_starts_on_its_own_rows(engine: Engine) -> None:

@@ -290,7 +290,7 @@ def test_a_draft_that_reads_hidden_states_is_refused(streamed: Engine, draft: Pa
     with pytest.raises(
         EdgespecError, match="takes no draft that reads its hidden states or is its copy: it is decoded by chains"
     ):
-        check_may_draft(target, replace(target, parts=object()))  # type: ignore[arg-type]
+        check_may_draft(target, replace(target, parts=object()))
     with pytest.raises(EdgespecError, match="cannot draft, because it adds biases"):
         open_engine(target.folder, draft=target.folder)
     config = RwkvConfig(vocab_size=257, hidden_size=32, num_hidden_layers=2, context_length=64)

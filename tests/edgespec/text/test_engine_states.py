@@ -236,7 +236,7 @@ class EngineStates(RuleBasedStateMachine):
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # interrupted while garbage is collected
 def test_an_engine_survives_everything_in_any_order(pair_folders: tuple[Path, Path]) -> None:
     EngineStates.engines = Engines(*pair_folders)
-    run_state_machine_as_test(  # type: ignore[no-untyped-call]
+    run_state_machine_as_test(
         EngineStates,
         settings=settings(
             max_examples=NUM_RUNS,

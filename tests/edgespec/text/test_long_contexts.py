@@ -102,7 +102,7 @@ def test_a_text_that_is_begun_again_is_the_same(tmp_path: Path) -> None:
         pieces = iter(handle)
         while len(handle.added) < NEW // 2:
             next(pieces)
-        handle.caches.target.truncate(0)  # type: ignore[union-attr]
+        handle.caches.target.truncate(0)
         engine._texts._begin_again()
         assert handle.result().token_ids == whole
 

@@ -98,11 +98,9 @@ def test_a_text_that_begins_again_looks_up_what_it_has_and_nothing_else(engine: 
     handle = engine.submit(request)
     pieces = iter(handle)
     next(pieces), next(pieces)
-    assert handle.sequence is not None
     handle.sequence.add((1, 2, 3))  # of no text
     engine._texts._is_torn = True
     next(pieces)
-    assert handle.sequence.lookup is not None
     lookup = handle.sequence.lookup.lookup
     lookup.candidates(1, depth=1, least=1.0)  # which reads what was added
     assert lookup._sources[0].automaton.num_tokens == len(request.ids) + len(handle.added)

@@ -48,7 +48,7 @@ def texts(target: Path, draft: Path, *, experts: str, resident: int | None, tree
             engine.request(prompt, max_new_tokens=12, seed=3, name=str(number), temperature=0.8)
             for number, prompt in enumerate(prompts)
         ]
-        return sorted((place, result.token_ids) for place, result in engine.generate_many(requests))  # type: ignore[union-attr]
+        return sorted((place, result.token_ids) for place, result in engine.generate_many(requests))
 
 
 PLACES = (("auto", TREE.plain()), ("stream", TREE), ("cpu", TREE))

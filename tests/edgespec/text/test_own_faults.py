@@ -106,12 +106,12 @@ def test_requests_that_fail_end_the_texts_that_were_begun(engine: Engine) -> Non
         handles.append(submit(*arguments, **named))
         return handles[-1]
 
-    engine._texts.submit = noted  # type: ignore[method-assign]
+    engine._texts.submit = noted
     try:
         with pytest.raises(OSError, match="gone"):
             list(engine.generate_many(requests()))
     finally:
-        engine._texts.submit = submit  # type: ignore[method-assign]
+        engine._texts.submit = submit
     engine.advance()
     assert [handle.is_done for handle in handles] == [True]
 

@@ -161,7 +161,7 @@ def test_a_grammar_that_gives_up_ends_its_own_text_alone(
     error = found.pop(len(others))
     assert isinstance(error, EdgespecError)
     assert error.code == "E_GRAMMAR"
-    assert [found[number].token_ids for number in range(len(others))] == expected  # type: ignore[union-attr]
+    assert [found[number].token_ids for number in range(len(others))] == expected
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -206,7 +206,7 @@ def test_tokens_are_named_by_id_or_by_text_and_others_are_refused(engine: Engine
     for wrong, said in (({"logprobs": 21}, "logprobs=21"), ({"grammar": "a", "json_schema": {}}, "has one grammar"),
                         ({"json_schema": {}, "ignore_eos": True}, "must be able to end")):  # fmt: skip
         with pytest.raises(EdgespecError, match=said):
-            engine.request("x", **wrong)  # type: ignore[arg-type]
+            engine.request("x", **wrong)
 
 
 def test_grammars_may_be_given_in_four_forms(engine: Engine) -> None:

@@ -21,7 +21,7 @@ def asked(config: Any = None, **options: Any) -> TextRequest:
         tokenizer=make_tokenizer(), vocab=257, stop_tokens=frozenset({256}), default_sampling=lambda: OWN,
         default_options=dict, target=SimpleNamespace(adapters=()),
     )  # fmt: skip
-    return text_request([1, 2], pair=pair, max_context=100, config=config, options=options)  # type: ignore[arg-type]
+    return text_request([1, 2], pair=pair, max_context=100, config=config, options=options)
 
 
 def test_single_options_count_above_the_config_and_that_above_the_models_own() -> None:
@@ -115,7 +115,7 @@ def test_half_a_surrogate_pair_in_a_message_is_named() -> None:
 
 def test_a_tokenizer_that_fails_is_one_error() -> None:
     tokenizer = make_tokenizer()
-    tokenizer.model_max_length = "many"  # type: ignore[assignment]
+    tokenizer.model_max_length = "many"
     with pytest.raises(EdgespecError) as caught:
         prompt_ids(tokenizer, "ab")
     assert caught.value.code == "E_TOKENIZER"
@@ -143,15 +143,15 @@ def test_prompts_are_texts_ids_or_messages() -> None:
     assert prompt_ids(tokenizer, "ab") == tokenizer.encode("ab")
     assert prompt_ids(tokenizer, (3, 4)) == [3, 4]
     with pytest.raises(EdgespecError, match="is no prompt"):
-        prompt_ids(tokenizer, [3, {"role": "user", "content": "x"}])  # type: ignore[list-item]
+        prompt_ids(tokenizer, [3, {"role": "user", "content": "x"}])
     with pytest.raises(EdgespecError, match="no chat template"):
         prompt_ids(tokenizer, [{"role": "user", "content": "x"}])
     tokenizer.chat_template = "{% for message in messages %}{{ message.content }}|{% endfor %}"
     assert prompt_ids(tokenizer, [{"role": "user", "content": "x"}]) == tokenizer.encode("x|")
     parts = [{"type": "text", "text": "x"}, {"type": "text", "text": "y"}]
-    assert prompt_ids(tokenizer, [{"role": "user", "content": parts}]) == tokenizer.encode("x\ny|")  # type: ignore[list-item]
+    assert prompt_ids(tokenizer, [{"role": "user", "content": parts}]) == tokenizer.encode("x\ny|")
     with pytest.raises(EdgespecError, match="a part of type 'image_url', and only text and images are read"):
-        prompt_ids(tokenizer, [{"role": "user", "content": [{"type": "image_url"}]}])  # type: ignore[list-item]
+        prompt_ids(tokenizer, [{"role": "user", "content": [{"type": "image_url"}]}])
     tokenizer.chat_template = (
         "{% for message in messages %}{% for part in message.content %}{% if part.type == 'text' %}{{ part.text }}|"
         "{% endif %}{% endfor %}{% endfor %}"

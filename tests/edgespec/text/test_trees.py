@@ -22,7 +22,6 @@ def first_size(quant: str | None, dtype: torch.dtype, limits: MemoryLimits) -> i
         limits=limits, device=torch.device("cpu"), dtype=dtype, quant=quant, context_tokens=64, prompt_tokens=32
     )
     tuner = Trees(set_up(open_pair(DEMO_FOLDER / "target", DEMO_FOLDER / "draft"), run_config)).tuner
-    assert tuner is not None
     return tuner.choice(SamplingSettings(temperature=0)).limits.size
 
 

@@ -78,7 +78,7 @@ def test_decision_models_learn_which_nodes_go_on(kind: str) -> None:
         "prompt": torch.arange(3000) // 60,
     }
     quick = FitSettings(steps=400, learning_rate=5e-3, weight_decay=0.0)
-    model, report = fit_stop(kind, inputs, records, settings=quick)  # type: ignore[arg-type]
+    model, report = fit_stop(kind, inputs, records, settings=quick)
     assert model.kind == kind
     assert len(model.network.weights) == (3 if kind == "hidden" else 2)
     assert report.log_loss - report.least_log_loss < 0.01

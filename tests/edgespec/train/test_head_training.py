@@ -45,11 +45,11 @@ def trained(
 ) -> TrainingReport:
     progress = changes.pop("progress", None)
     noise = changes.pop("feature_noise", METHODS[method].feature_noise)
-    settings = dataclasses.replace(SETTINGS, **changes)  # type: ignore[arg-type]
+    settings = dataclasses.replace(SETTINGS, **changes)
     return train_head(
         head,
-        dataclasses.replace(METHODS[method], feature_noise=noise),  # type: ignore[arg-type]
-        run=TrainingRun(files=files, settings=settings, folder=folder, identity="x", progress=progress),  # type: ignore[arg-type]
+        dataclasses.replace(METHODS[method], feature_noise=noise),
+        run=TrainingRun(files=files, settings=settings, folder=folder, identity="x", progress=progress),
         precision=PLAIN,
     )
 
@@ -153,7 +153,7 @@ def test_a_checkpoint_of_another_run_is_refused(
 ) -> None:
     trained(make_head(target), files, tmp_path / "t")
     with pytest.raises(EdgespecError, match="another run") as caught:
-        trained(make_head(target), files, tmp_path / "t", **change)  # type: ignore[arg-type]
+        trained(make_head(target), files, tmp_path / "t", **change)
     assert caught.value.code == "E_CHECKPOINT"
 
 
@@ -176,7 +176,7 @@ def test_nan_ends_the_run_by_its_step_and_leaves_the_last_good_checkpoint(
 
     def batches(*arguments: object) -> list[int]:
         steps.append(1)
-        return right(*arguments)  # type: ignore[arg-type]
+        return right(*arguments)
 
     batch = FeatureFiles.batch
 

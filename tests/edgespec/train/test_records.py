@@ -31,7 +31,6 @@ HEADER = RecordsHeader(
 
 
 def random_p(tree: TokenTree, generator: torch.Generator, *, one_hot: bool = False) -> Tensor:
-    assert tree.draft_probs is not None
     logits = 2 * torch.randn(tree.draft_probs.shape, generator=generator, dtype=torch.float64)
     if one_hot:
         return torch.nn.functional.one_hot(logits.argmax(-1), logits.shape[-1]).double()

@@ -83,7 +83,7 @@ def test_a_policy_takes_the_draws_of_its_record_and_refuses_others(policy: Polic
 
 def test_an_unknown_draw_is_refused_with_those_that_there_are() -> None:
     with pytest.raises(EdgespecError, match="`draw=guessed` is unknown") as error:
-        TreeSettings(draw="guessed")  # type: ignore[arg-type]
+        TreeSettings(draw="guessed")
     assert error.value.fix == "Choose one of: coupled, sampled, chosen."
 
 
@@ -93,7 +93,7 @@ def test_several_branches_of_the_target_are_no_coupled_ones() -> None:
         TreeSettings(policy="mcsd", draw="coupled", target_width=2)
     assert error.value.fix == "Use `draw=sampled` or `draw=chosen`."
     for draw in (None, "sampled", "chosen"):
-        assert not TreeSettings(policy="mcsd", draw=draw, target_width=2).is_lossless  # type: ignore[arg-type]
+        assert not TreeSettings(policy="mcsd", draw=draw, target_width=2).is_lossless
 
 
 @every_policy

@@ -41,7 +41,6 @@ def pair(pair_folders: tuple[Path, Path]) -> ModelPair:
 def kept(pair: ModelPair) -> float:
     assert pair.draft is not None
     found = learned_rate(pair.target, pair.draft)
-    assert found is not None
     return found.rate
 
 
@@ -79,7 +78,6 @@ def test_few_trees_say_nothing_until_those_of_several_runs_are_enough(pair: Mode
         keep_learned(pair.target, pair.draft, [of_trees(2, 0.5)], growth, place="here")
     assert kept(pair) == pytest.approx(rate_of(1.5, nodes=2, layers=2))
     found = learned_growth(pair.target, pair.draft, "here")
-    assert found is not None
     assert (found.num_trees, found.seconds) == (LEAST_TREES, pytest.approx(0.5, rel=0.05))
 
 
@@ -95,7 +93,6 @@ def test_what_the_first_trees_of_a_process_took_never_counts(pair: ModelPair) ->
         growth.observe(2, 2, 0.5)
         keep_learned(pair.target, pair.draft, [of_trees(LEAST_TIMED, 0.5)], growth, place="here")
     found = learned_growth(pair.target, pair.draft, "here")
-    assert found is not None
     assert found.seconds == pytest.approx(0.5, rel=0.05)
 
 
@@ -129,12 +126,10 @@ def test_what_a_mean_tree_took_is_kept_for_its_place_alone(pair: ModelPair) -> N
     assert pair.draft is not None
     keep_learned(pair.target, pair.draft, [of_trees(100, 1.0)], took(2, 2, 0.5), place="here")
     found = learned_growth(pair.target, pair.draft, "here")
-    assert found is not None
     assert (found.nodes, found.layers, found.num_trees) == (2, 2, 20)
     assert found.seconds == pytest.approx(0.5, rel=0.05)
     keep_learned(pair.target, pair.draft, [of_trees(300, 1.0)], took(2, 2, 0.1, num_trees=60), place="here")
     mean = learned_growth(pair.target, pair.draft, "here")
-    assert mean is not None
     assert mean.seconds == pytest.approx(0.2, rel=0.05)
     assert learned_growth(pair.target, pair.draft, "elsewhere") is None
     rate = kept(pair)
@@ -156,14 +151,12 @@ def test_what_a_few_trees_took_says_nothing(num_trees: int, num_timed: int, pair
 
 def test_an_engine_keeps_what_its_trees_took(pair: ModelPair) -> None:
     with Engine.from_pair(pair, dtype="float32", context_tokens=64) as engine:
-        assert engine.trees.tuner is not None
         growth, place = engine.trees.tuner.costs.growth, growth_place(engine.run_config)
         for _ in range(LEAST_TREES):
             growth.observe(2, 2, 0.25)
         engine.trees.worths[engine.tree] = of_trees(100, 1.0)
     assert pair.draft is not None
     found = learned_growth(pair.target, pair.draft, place)
-    assert found is not None
     assert found.seconds == pytest.approx(growth.seconds(found.layers, found.nodes))
     others = [replace(engine.run_config, threads=17), replace(engine.run_config, dtype=torch.bfloat16)]
     assert all(learned_growth(pair.target, pair.draft, growth_place(other)) is None for other in others)
@@ -178,7 +171,6 @@ def test_an_engine_keeps_what_its_trees_have_shown(pair: ModelPair, monkeypatch:
         assert LEAST_TREES <= worth.seen.num_trees < 60
     assert pair.draft is not None
     found = learned_rate(pair.target, pair.draft)
-    assert found is not None
     assert found.num_trees == worth.seen.num_trees
     seen = worth.seen
     each = 1 + seen.tokens / seen.num_trees

@@ -34,8 +34,6 @@ def test_a_probe_belongs_to_trees_or_to_plain_decoding() -> None:
     trees, plain = situation(), situation(is_plain=True)
     assert (plain_steps(plain, SETTINGS), larger_tree(plain, SETTINGS), known_trees(trees, SETTINGS)) == (None,) * 3
     known, larger = known_trees(plain, SETTINGS), larger_tree(trees, SETTINGS)
-    assert known is not None
-    assert larger is not None
     assert known.limits == TreeLimits(4, 0.2)
     assert larger.limits == TreeLimits(8, 0.05)
 
@@ -43,7 +41,6 @@ def test_a_probe_belongs_to_trees_or_to_plain_decoding() -> None:
 @pytest.mark.parametrize(("num_texts", "num_steps"), [(1, 3), (2, 2), (5, 1)])
 def test_texts_in_company_show_their_trees_again_in_fewer_steps(num_texts: int, num_steps: int) -> None:
     probe = known_trees(replace(situation(is_plain=True), num_texts=num_texts), SETTINGS)
-    assert probe is not None
     assert probe.num_steps == num_steps
 
 
@@ -52,14 +49,12 @@ def test_a_first_tree_is_paid_for_by_all_nodes_that_it_may_have() -> None:
     now = situation(is_plain=True, slow=0.1)
     now.costs.growth.observe(1, 1, 0.01)
     probe = known_trees(replace(now, usual=[MeanTree(1.6, 1, 1)], is_tested=False), SETTINGS)
-    assert probe is not None
     assert probe.lost_s > 4 * 0.1
 
 
 def test_a_probe_costs_what_its_tokens_would_not_have_taken() -> None:
     now = situation()
     probe = plain_steps(now, SETTINGS)
-    assert probe is not None
     assert (probe.limits, probe.num_steps) == (None, 4)
     tokens = now.tree_in_use.tokens
     assert probe.lost_s == pytest.approx(4 * (1 - 1 / tokens), rel=0.01)
@@ -77,8 +72,6 @@ def test_a_far_tree_is_no_deeper_than_its_layers_pay() -> None:
     pass_s = now.costs.passes(1).seconds(1)
     now.costs.growth.observe(1, 0, 0.2 * pass_s)
     probe = far_trees(replace(now, is_plain=True), SETTINGS)
-    assert probe is not None
-    assert probe.limits is not None
     assert probe.limits.stop_gain == pytest.approx(0.2, rel=0.1)
 
 

@@ -185,7 +185,7 @@ def test_others_load_is_what_this_process_does_not_take(monkeypatch: pytest.Monk
 
 
 def cores(**changed: object) -> Cpu:
-    return replace(Cpu(machine=8, allowed=tuple(range(8)), physical=4, quota=None), **changed)  # type: ignore[arg-type]
+    return replace(Cpu(machine=8, allowed=tuple(range(8)), physical=4, quota=None), **changed)
 
 
 def see(monkeypatch: pytest.MonkeyPatch, read: Callable[[], Cpu]) -> None:
@@ -204,11 +204,9 @@ def _no_choice(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_no_choice")
 def test_auto_has_a_thread_a_core_and_no_more_than_torch_was_told(monkeypatch: pytest.MonkeyPatch) -> None:
     tuner = make_tuner(None, CPU)
-    assert tuner is not None
     assert (tuner.free, torch.get_num_threads()) == (4, 4)
     torch.set_num_threads(3)
     tuner = make_tuner(None, CPU)
-    assert tuner is not None
     assert (tuner.free, torch.get_num_threads()) == (3, 3)
     see(monkeypatch, lambda: cores(quota=1.5))
     assert make_tuner(None, CPU) is None
@@ -261,7 +259,7 @@ def test_steps_run_with_the_tuners_threads_and_torch_has_its_own_between_them() 
 def test_the_size_of_a_step_is_that_of_all_texts_that_shared_it() -> None:
     tuner = ThreadTuner(2, processors=2, others=lambda: None)
     told: list[int] = []
-    tuner.learn = lambda _seconds, rows: told.append(rows)  # type: ignore[method-assign]
+    tuner.learn = lambda _seconds, rows: told.append(rows)
     outcomes = [Outcome(sequence=SESSION, step=STEP), Outcome(sequence=SESSION, step=STEP)]
     failed = Outcome(sequence=SESSION, error=RuntimeError())
     with_threads(lambda: outcomes, tuner, reads=True)

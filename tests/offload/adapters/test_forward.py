@@ -70,7 +70,6 @@ def added(folder: Path, module: str, rows: Tensor, scale: float, *, by_kernel: b
     from offload.native.low_rank import LowRankWeight
 
     native, found = LowRankWeight.of(down, up, None), torch.zeros(len(rows), len(up))
-    assert native is not None
     native.add(rows.float(), found, 1.0)
     return found * scale
 

@@ -53,7 +53,6 @@ def test_all_that_is_left_beside_the_dense_parts_goes_to_experts(skeleton: Skele
     expert = skeleton.expert_groups[0].expert_stored_bytes
     for spare, kept in ((8, 6), (11, 9), (16, 16), (40, 16)):
         placement = place(skeleton, USED + sum(dense_bytes(skeleton)) + spare * expert)
-        assert placement.experts is not None
         assert placement.num_resident == 3
         assert placement.experts.num_kept == kept
         assert placement.planned_bytes <= placement.device_budget_bytes
@@ -69,7 +68,6 @@ def test_where_little_is_left_one_expert_has_room(skeleton: Skeleton) -> None:
     converted = max(record.copied.stored_bytes for record in skeleton.dense_records)
     least = USED + MIN_SLOTS * dense + converted + expert
     placement = place(skeleton, least, most=0)
-    assert placement.experts is not None
     assert placement.experts.num_kept == 1
     with pytest.raises(PlacementError, match="needed with every layer streamed"):
         place(skeleton, least - 1, most=0)
@@ -77,7 +75,6 @@ def test_where_little_is_left_one_expert_has_room(skeleton: Skeleton) -> None:
 
 def test_a_limit_on_resident_layers_is_one_on_their_dense_parts(skeleton: Skeleton) -> None:
     placement = place(skeleton, 1 << 30, most=1)
-    assert placement.experts is not None
     assert (placement.num_resident, placement.experts.num_kept) == (1, 16)
     assert placement.streamed_bytes == placement.disk_bytes > 0
 
@@ -87,11 +84,9 @@ def test_beside_an_accelerator_experts_wait_in_locked_memory(skeleton: Skeleton)
     dense = sum(allocated_bytes(record.flat_bytes) for record in skeleton.dense_records)
     slots = allocated_bytes(10 * expert)  # one allocation
     placement = place(skeleton, USED + dense + slots, host=(NUM_READERS + 7) * expert)
-    assert placement.experts is not None
     assert (placement.experts.num_kept, placement.experts.num_pinned) == (10, 7)
     assert placement.streamed_bytes == 6 * expert
     with_room = place(skeleton, USED + dense + slots, host=(NUM_READERS + 7) * expert, room=3 * expert)
-    assert with_room.experts is not None
     assert with_room.experts.num_pinned == 4
     assert sum(placement.host_bytes.values()) <= placement.host_budget_bytes
     with pytest.raises(PlacementError, match="RAM"):

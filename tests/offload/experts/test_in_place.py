@@ -173,7 +173,6 @@ def test_what_decides_is_measured_where_experts_wait_in_locked_memory(folder: Pa
         return memory._rates
 
     found = rates_of(slots=2, pinned=5)
-    assert found is not None
     assert min(found.link_bytes_per_s, found.bytes_per_s, found.flops_per_s) > 0
     assert rates_of(slots=2, pinned=0) is None
     assert rates_of(slots=12, pinned=12) is None, "all have a slot"
@@ -189,13 +188,11 @@ def test_all_experts_can_stay_on_the_host(room: int, kept: int, folder: Path) ->
         skeleton.dense_records, skeleton.expert_groups, device_memory={}, device_budget_bytes=UNLIMITED, host_memory={},
         host_budget_bytes=expert_bytes,
     )  # fmt: skip
-    assert least.experts is not None
     assert (least.experts.num_kept, least.experts.is_on_host) == (1, True)
     placement = place_on_host(
         skeleton.dense_records, skeleton.expert_groups, device_memory={"cache": 10}, device_budget_bytes=UNLIMITED,
         host_memory={"libraries": 10}, host_budget_bytes=10 + room * expert_bytes,
     )  # fmt: skip
-    assert placement.experts is not None
     assert placement.experts.num_kept == kept
     assert placement.num_resident == 3
     being_read = placement.host_bytes.pop(READ, 0)
@@ -217,7 +214,7 @@ class OnDevice(torch.Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         own = [one for one in (*args, *(kwargs or {}).values()) if isinstance(one, cls)]
-        if func == torch.Tensor.device.__get__:  # type: ignore[attr-defined]
+        if func == torch.Tensor.device.__get__:
             return own[0].where
         where, *others = {one.where for one in own}
         assert not others, f"{func} of tensors on {where} and {others}"

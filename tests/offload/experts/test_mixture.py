@@ -29,7 +29,7 @@ MODULE: Any = SimpleNamespace(num_experts=NUM_EXPERTS, has_gate=True, has_bias=F
 @pytest.fixture
 def experts() -> list[tuple[Tensor, Tensor]]:
     shapes = (2 * INNER, HIDDEN), (HIDDEN, INNER)
-    return [tuple(torch.randn(shape) * 0.2 for shape in shapes) for _ in range(NUM_EXPERTS)]  # type: ignore[misc]
+    return [tuple(torch.randn(shape) * 0.2 for shape in shapes) for _ in range(NUM_EXPERTS)]
 
 
 def last_first(experts: list[tuple[Tensor, Tensor]], rows_of: Mapping[int, int]) -> Generator[HandedExpert]:

@@ -45,17 +45,14 @@ def test_even_steps_are_the_same_weights_which_int4_keeps(name: str, num_heads: 
     pieces = (TensorEntry.planned(leaf, tuple(stored.shape), torch.uint8),)
     parameter = StoredParameter(name="p.weight", shape=(rows, columns), stored={leaf: pieces}, stated={})
     packing = GGUF.detect(parameter)
-    assert packing is not None
     exact, found = torch.empty(rows, columns), torch.empty(rows, columns)
     packing.unpack({"blocks": stored}, exact)
-    assert packing.even_steps is not None
     steps = packing.even_steps.read({"blocks": stored})
     groups = steps.numbers.view(rows, -1, 32) - steps.zeros.view(rows, -1, 1)
     assert torch.allclose(
         (groups * steps.scale.view(rows, -1, 1)).view(rows, -1), exact, rtol=1e-5, atol=1e-4 * exact.std()
     )
     kept = INT4_LAYOUT.repacked(packing, (rows, columns), None)
-    assert kept is not None
     kept.storage.unpack(kept.repack("p.weight", {"blocks": stored}), found)
     assert (found - exact).norm() / exact.norm() < 2**-8
     if name == "Q4_0" and LANES.runs_on(CPU):  # whose scales are kept as they are

@@ -34,7 +34,6 @@ def entry(name: str, tensor: Tensor) -> TensorEntry:
 def found_packing(form: Published, parts: Parts, shape: tuple[int, ...]) -> tuple[PackedStorage, dict[str, Tensor]]:
     """How a matrix is packed, and its parts by the packing's own names for them."""
     packing = storage_of("a.weight", shape, stored(parts), form.stated)
-    assert packing is not None
     named = packing.stored_names("a.weight")
     return packing, {part: parts[name.removeprefix("a.")] for part, name in named.items()}
 
@@ -122,7 +121,6 @@ def test_the_kernel_unpacks_what_torch_unpacks(form: str, monkeypatch: pytest.Mo
     names = {"weight": "e", **{leaf: f"e.{leaf}" for leaf in made[0] if leaf != "weight"}}
     pieces = {names[leaf]: tuple(entry(f"{i}.{leaf}", parts[leaf]) for i, parts in enumerate(made)) for leaf in made[0]}
     packing = storage_of("e", (2, rows, columns), pieces, PUBLISHED[form].stated)
-    assert packing is not None
     leaves = {part: name.removeprefix("e.") for part, name in packing.stored_names("e").items()}
     both = {
         part: torch.stack([parts["weight" if leaf == "e" else leaf] for parts in made]) for part, leaf in leaves.items()
@@ -205,7 +203,6 @@ def test_the_experts_of_a_layer_are_unpacked_side_by_side(form: str, monkeypatch
         for leaf in made[0]
     }
     packing = storage_of("e", (3, 64, 64), pieces, PUBLISHED[form].stated)
-    assert packing is not None
     leaves = {name: leaf for leaf, name in names.items()}
     named = {
         part: torch.stack([parts[leaves[name]] for parts in made]) for part, name in packing.stored_names("e").items()
@@ -263,11 +260,9 @@ def test_gpt_oss_experts_are_those_of_transformers(dtype: torch.dtype) -> None:
     scale = torch.randint(100, 140, (3, 96, 2)).to(torch.uint8)
     pieces: dict[str, Pieces] = {"e_blocks": (entry("e_blocks", blocks),), "e_scales": (entry("e_scales", scale),)}
     packing = storage_of("e", (3, 64, 96), pieces, {"quant_method": "mxfp4"})
-    assert packing is not None
     found = packing.unpack({"packed": blocks, "scale": scale}, torch.empty(3, 64, 96, dtype=dtype))
     assert torch.equal(found, convert_moe_packed_tensors(blocks, scale, dtype=dtype))
     transposed = packing.transposed
-    assert transposed is not None
     assert transposed.transposed is None
     assert torch.equal(
         transposed.unpack({"packed": blocks, "scale": scale}, torch.empty(3, 96, 64, dtype=dtype)), found.mT

@@ -29,7 +29,7 @@ def test_settings_and_places_are_read(tmp_path: Path, version: int) -> None:
 
 
 def _with(**changes: object) -> bytes:
-    return gguf_bytes(SETTINGS, TENSORS, **changes)  # type: ignore[arg-type]
+    return gguf_bytes(SETTINGS, TENSORS, **changes)
 
 
 def _counts(tensors: int, settings: int) -> bytes:

@@ -96,7 +96,7 @@ def test_matrices_of_several_types_in_a_parameter_are_unpacked() -> None:
     def piece(number: int, kind: str) -> TensorEntry:
         block = TYPES[kind]
         place = {"file": Path("a.gguf"), "offset": 0, "num_bytes": 2 * block.num_bytes}
-        return numbered(packed("m", GgufTensor(name="t", block=block, shape=(2, 32), **place)), number)  # type: ignore[arg-type]
+        return numbered(packed("m", GgufTensor(name="t", block=block, shape=(2, 32), **place)), number)
 
     same = [piece(0, "Q8_0"), piece(1, "Q8_0")]
     assert of_one_type({one.name: one for one in same}) == {one.name: one for one in same}

@@ -20,7 +20,6 @@ def check_products(
 
     A row has its bits in any company, and a bias is added to what rows of any front dimensions have.
     """
-    assert kernel is not None
     found, exact = kernel.multiply(parts, rows, None), rows.double() @ weight.T
     assert float((found.double() - exact).norm() / exact.norm()) < most
     for count in (1, 2, 7, 33):

@@ -33,13 +33,11 @@ def test_products_are_those_of_the_blocks_and_a_row_has_its_bits_in_any_company(
     rows = torch.randn(81, SHAPE[1]).bfloat16()
     for dtype, most in ((BF16, 0.0025), (torch.float32, 2e-5)):
         layout = layout_at_load(packing, SHAPE, dtype, CPU)
-        assert layout is not None
         assert layout.own == ByteLanes(kind=kind)
         parts = layout.parts_of({"blocks": blocks})
         assert {name: (tuple(part.shape), part.dtype) for name, part in parts.items()} == layout.own.part_shapes(SHAPE)
         assert torch.equal(layout.own.unpack(parts, torch.empty(SHAPE)), weight)
         kernel, _ = check_products(layout.kernel, parts, rows.to(dtype), weight.double(), most=most)
-        assert kernel.native is not None
         native = kernel.native(parts)
         assert (native.rows, native.columns, native.takes_rounded) == (*SHAPE, True)
 

@@ -50,7 +50,6 @@ def test_products_are_exact_but_for_sums_and_a_row_has_its_bits_in_any_company(s
     rows = torch.randn(81, SHAPE[1]).bfloat16()
     for dtype, most in ((BF16, 0.002), (torch.float32, 5e-7)):
         kernel, _ = check_products(kernel_of(packing, SHAPE, dtype, CPU), parts, rows.to(dtype), weight, most=most)
-        assert kernel.native is not None
         native = kernel.native(parts)
         assert (native.rows, native.columns, native.takes_rounded) == (*SHAPE, False)
 
@@ -60,14 +59,12 @@ def test_each_number_has_its_own_place_and_scale(shape: tuple[int, ...]) -> None
     packing, parts = stored(shape)
     weight = packing.unpack(parts, torch.empty(SHAPE))
     kernel = kernel_of(packing, SHAPE, torch.float32, CPU)
-    assert kernel is not None
     assert torch.equal(kernel.multiply(parts, torch.eye(SHAPE[1]), None), weight.T)
 
 
 def test_what_is_no_number_stays_none() -> None:
     packing, parts = stored(())
     kernel = kernel_of(packing, SHAPE, torch.float32, CPU)
-    assert kernel is not None
     parts["numbers"].view(torch.uint8)[5, 7] = 0x7F
     parts["numbers"].view(torch.uint8)[6, 7] = 0xFF
     found = kernel.multiply(parts, torch.randn(2, SHAPE[1]), None)

@@ -53,7 +53,6 @@ def test_products_are_near_those_of_bf16_weights_and_a_row_has_its_bits_in_any_c
 
 def native_rows(kernel: Kernel, parts: dict[str, torch.Tensor]) -> torch.Tensor:
     """The rows in the order in which a whole pass is told to read them."""
-    assert kernel.native is not None
     weight = kernel.native(parts)
     assert (weight.rows, weight.columns, weight.record[0]) == (*SHAPE, parts["blocks"].data_ptr())
     in_turn = parts["blocks"].reshape(-1, weight.record[4] // 2, 2, parts["blocks"].shape[-1])
@@ -66,8 +65,6 @@ def test_an_experts_gates_and_ups_are_multiplied_as_they_lie_one_matrix_behind_t
     of_expert = replace(packing, num_matrices=2)
     shape, parts = (2 * SHAPE[0], SHAPE[1]), {"blocks": torch.stack((blocks, blocks.flip(0)))}
     kernel = kernel_of(of_expert, shape, torch.float32, CPU)
-    assert kernel is not None
-    assert kernel.native is not None
     weight, rows = of_expert.unpack(parts, torch.empty(shape)).double(), torch.randn(5, SHAPE[1]).bfloat16().float()
     found, exact = kernel.multiply(parts, rows, None), rows.double() @ weight.T
     assert float((found.double() - exact).norm() / exact.norm()) < 2e-5
@@ -97,13 +94,11 @@ def test_an_experts_gates_and_ups_in_turn_are_multiplied_as_two_matrices_lie_in_
     parts = {"MXFP4": blocks}
     weight = one.unpack(parts, torch.empty(SHAPE)).double()
     kernel = kernel_of(one, SHAPE, dtype, CPU)
-    assert kernel is not None
     given = torch.randn(5, columns).to(dtype)
     found = kernel.multiply(parts, given, None)
     exact = given.double() @ weight.T
     assert float((found.double() - exact).norm() / exact.norm()) < 0.003
     assert torch.equal(kernel.multiply(parts, given[3:4], None), found[3:4])
-    assert kernel.native is not None
     assert kernel.native(parts).in_halves
 
 

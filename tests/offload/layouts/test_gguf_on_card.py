@@ -138,7 +138,6 @@ def test_rows_of_a_weight_are_read_where_they_lie(form: str, monkeypatch: pytest
             packing, parts = replace(packing, num_matrices=2), {"blocks": torch.stack((blocks, blocks.flip(0)))}
     weight, rows = packing.unpack(parts, torch.empty(shape)), activations(6, 512)
     kernel = gguf_blocks._kernel_on_card(packing, shape, torch.float32, CPU)
-    assert kernel is not None
     found = kernel.multiply(parts, rows.view(2, 3, 512), bias)
     expected = (rows.double() @ weight.double().T + bias).float().view(2, 3, 64)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5 * float(expected.abs().max()))
@@ -210,7 +209,6 @@ def test_a_kernel_is_used_where_the_card_computes_what_it_should(
     works_on.cache_clear()
     monkeypatch.setattr(gguf_on_card, "launch", right)
     kernel = kernel_of(packing, (64, 512), BF16, CARD)
-    assert kernel is not None
     assert kernel.max_rows == MOST
     assert kernel_of(packing, (64, 512), torch.float32, CARD) is None
     assert kernel_of(packing, (2, 64, 512), BF16, CARD) is None

@@ -132,7 +132,6 @@ def test_products_are_as_near_as_those_of_bf16_weights(
     steps = random_steps(NUM_ROWS * 2, 1024, group_size)
     packing, parts = packed(steps, group_size)
     kernel = kernel_of(packing, (NUM_ROWS * 2, 1024), torch.bfloat16, CPU)
-    assert kernel is not None
     rows, bias = torch.randn(num_rows, 1024).bfloat16(), torch.randn(NUM_ROWS * 2).bfloat16()
     exact = rows.double() @ meant(steps, group_size).T
     error = (kernel.multiply(parts, rows, None).double() - exact).norm() / exact.norm()
@@ -153,7 +152,6 @@ def test_many_rows_are_multiplied_with_unpacked_weights(monkeypatch: pytest.Monk
     monkeypatch.setattr(int4, "rows_that_are_few", lambda *_: 5)
     monkeypatch.setattr(Int4, "multiply_packed", lambda *_: pytest.fail("these rows are many"))
     kernel = kernel_of(packing, (rows, columns), torch.bfloat16, CPU)
-    assert kernel is not None
     inputs = torch.randn(6, columns).bfloat16()
     product = kernel.multiply(parts, inputs, None).float()
     torch.testing.assert_close(product, inputs.float() @ weight.float().T, rtol=0.01, atol=0.05)
@@ -189,7 +187,6 @@ def test_matrices_of_experts_are_kept_side_by_side(form: str, rows: int, monkeyp
     if form == "gptq-act-order":
         assert kept is None
         return
-    assert kept is not None
     named = found.stored_names("e")
     stored = {part: torch.stack([parts[name.removeprefix("e.")] for parts in made]) for part, name in named.items()}
     repacked = kept.repack("e", stored)
@@ -314,10 +311,8 @@ def test_published_weights_of_whole_zeros_are_kept_as_they_are(
     made[name] = made[name].to(scales)
     found = storage_of("p.weight", shape, {f"p.{leaf}": (entry(leaf, part),) for leaf, part in made.items()},
                        PUBLISHED[form].stated)  # fmt: skip
-    assert found is not None
     stored = {part: made[stored.removeprefix("p.")] for part, stored in found.stored_names("p.weight").items()}
     kept = INT4_LAYOUT.repacked(found, shape, CPU)
-    assert kept is not None
     assert isinstance(kept.storage, Int4)
     assert (kept.storage.scales, kept.storage.has_whole_zeros) == (scales, form != "compressed-int4")
     parts = kept.repack("p.weight", stored)
@@ -326,7 +321,6 @@ def test_published_weights_of_whole_zeros_are_kept_as_they_are(
     for kind in (torch.float32, torch.bfloat16):
         assert torch.equal(kept.storage.unpack(parts, torch.empty(shape, dtype=kind)), expected.to(kind))
     kernel = kernel_of(kept.storage, shape, torch.float32, CPU)
-    assert kernel is not None
     product, exact = kernel.multiply(parts, rows, None).double(), rows.double() @ expected.double().T
     assert float((product - exact).norm() / exact.norm()) < 1e-4
     pieces = {own: (entry(own, parts[part]),) for part, own in kept.storage.stored_names("p").items()}
@@ -347,7 +341,6 @@ def test_published_scales_are_kept_alone_where_no_group_has_a_zero() -> None:
         (torch.device("cuda"), steps, None),
     ):  # fmt: skip
         kept = INT4_LAYOUT.repacked(replace(found, even_steps=given), shape, device)
-        assert kept is not None
         assert isinstance(kept.storage, Int4)
         assert (kept.storage.scales, kept.storage.has_whole_zeros) == (expected, False)
 
@@ -392,5 +385,4 @@ def test_the_order_of_another_kind_of_processor_is_found() -> None:
     }  # fmt: skip
     assert found == {"avx2": "halves32", "default": "pairs32"}
     own = torch_order()
-    assert own is not None
     assert own.name == "halves64"

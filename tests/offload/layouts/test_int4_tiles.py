@@ -50,7 +50,6 @@ def test_products_are_those_of_the_weights(group_size: int, few: int, monkeypatc
     steps = random_steps(*SHAPE, group_size)
     packing, parts = on_card(group_size, steps)
     kernel = kernel_of(packing, SHAPE, torch.bfloat16, CARD)
-    assert kernel is not None
     rows, bias = torch.randn(40, SHAPE[1]).bfloat16(), torch.randn(SHAPE[0]).bfloat16()
     exact = rows.double() @ meant(steps, group_size).T
     found = kernel.multiply(parts, rows.cuda(), None).cpu()
@@ -66,7 +65,6 @@ def test_a_row_has_the_same_bits_alone_and_among_others(monkeypatch: pytest.Monk
     monkeypatch.setattr(int4, "rows_that_are_few", lambda *_: 16)
     packing, parts = on_card(32, random_steps(*SHAPE, 32))
     kernel = kernel_of(packing, SHAPE, torch.bfloat16, CARD)
-    assert kernel is not None
     rows = torch.randn(16, SHAPE[1]).bfloat16().cuda()
     whole = kernel.multiply(parts, rows, None).cpu()
     assert all(torch.equal(kernel.multiply(parts, rows[:count], None).cpu(), whole[:count]) for count in range(1, 17))
@@ -96,7 +94,7 @@ def zeros_left_out(rows: Tensor, words: Tensor, group_size: int, steps: Tensor) 
 
 
 def rounded_among_others(rows: Tensor, *rest: object) -> Tensor:
-    found = pretend_int4.product(rows, *rest)  # type: ignore[arg-type]
+    found = pretend_int4.product(rows, *rest)
     return found if len(rows) == 1 else found + found.abs() * 2**-8
 
 
@@ -137,11 +135,10 @@ def test_the_numbers_of_a_form_take_the_place_of_those_that_are_stored(
     packing, named = found_packing(PUBLISHED[form], PUBLISHED[form].parts(*SHAPE), SHAPE)
     weight = packing.unpack(named, torch.empty(SHAPE)).double()
     found = layout_at_load(packing, SHAPE, torch.bfloat16, CARD)
-    assert found is not None
     stored = {name: part.cuda() for name, part in named.items()}
     parts = found.parts_on_card(stored)
     largest = max(stored.values(), key=lambda part: part.nbytes)
-    assert parts["numbers"].inner.data_ptr() == largest.inner.data_ptr()  # type: ignore[attr-defined]
+    assert parts["numbers"].inner.data_ptr() == largest.inner.data_ptr()
     added = [part for name, part in parts.items() if name != "numbers"]
     assert found.added_bytes_on_card == sum(allocated_bytes(part.nbytes) for part in added)
     rows = torch.randn(5, SHAPE[1]).bfloat16()

@@ -137,7 +137,6 @@ def test_weights_of_bitsandbytes_keep_their_numbers(kind: str, nested: bool, blo
     offset = float(state.offset) if nested else 0.0
     published = Bitsandbytes4Bit(name=kind, nested=nested, block_size=block_size, offset=offset)
     kept = NF4_CPU_LAYOUT.repacked(published, shape, None)
-    assert kept is not None
     repacked = kept.repack("a.weight", parts)
     assert {name: (tuple(part.shape), part.dtype) for name, part in repacked.items()} == kept.storage.part_shapes(shape)
     scales = block_scales(state).bfloat16().float()
@@ -198,7 +197,6 @@ def test_products_are_as_near_as_those_of_bf16_weights(block_size: int, kind: st
     packing = Nf4Cpu(kind=kind, block_size=block_size)
     parts = packing.parts_of(numbers, scales)
     kernel = kernel_of(packing, (NUM_ROWS * 2, 1024), torch.bfloat16, CPU)
-    assert kernel is not None
     rows, bias, weight = (
         torch.randn(9, 1024).bfloat16(),
         torch.randn(NUM_ROWS * 2).bfloat16(),
@@ -245,7 +243,6 @@ def own_threads() -> Iterator[None]:
 def test_a_row_has_the_same_bits_alone_and_among_others_and_with_more_threads() -> None:
     packing, parts = Nf4Cpu().pack(torch.randn(NUM_ROWS * 4, 512))
     kernel = kernel_of(packing, (NUM_ROWS * 4, 512), torch.bfloat16, CPU)
-    assert kernel is not None
     rows = torch.randn(FEW_ROWS, 512).bfloat16()
     torch.set_num_threads(1)
     whole = kernel.multiply(parts, rows, None)
@@ -319,8 +316,6 @@ def test_our_kernel_takes_rows_of_float32_and_any_number_of_them_for_passes_that
     packing, shape = Nf4Cpu(kind=kind), (NUM_ROWS * 3, 256)
     parts, rows = packing.parts_of(numbers, scales), torch.randn(FEW_ROWS + 9, 256)
     kernel = kernel_of(packing, shape, torch.float32, CPU)
-    assert kernel is not None
-    assert kernel.native is not None
     found, exact = kernel.multiply(parts, rows, None), rows.double() @ meant(numbers, scales, kind).T
     assert float((found - exact).norm() / exact.norm()) < 1.5e-4
     assert kernel.multiply(parts, rows[:0], None).shape == (0, NUM_ROWS * 3)

@@ -41,7 +41,7 @@ def test_a_row_has_the_same_bits_alone_and_among_others(dtype: torch.dtype, num_
     exact = rows.double() @ module.weight.double().T + module.bias.double()
     with ExitStack() as undo:
         if num_part_rows:
-            module.kernel_order = [*map(in_kernel_order, module.weight.split(num_part_rows))]  # type: ignore[assignment]
+            module.kernel_order = [*map(in_kernel_order, module.weight.split(num_part_rows))]
         hook_linear_layers(module, dtype, undo)
         alone = module(rows[:, :1])
         assert alone.shape == (1, 1, 300)
@@ -102,7 +102,7 @@ def test_one_row_is_padded_to_the_number_that_is_fastest(num_part_rows: int, mon
     module = layer(DTYPES[0])
     with ExitStack() as undo:
         if num_part_rows:
-            module.kernel_order = [*map(in_kernel_order, module.weight.split(num_part_rows))]  # type: ignore[assignment]
+            module.kernel_order = [*map(in_kernel_order, module.weight.split(num_part_rows))]
         hook_linear_layers(module, DTYPES[0], undo)
         module(torch.randn(1, 1, 200).to(DTYPES[0]))
     assert multiplied == [4 if num_part_rows else 2]

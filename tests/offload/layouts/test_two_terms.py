@@ -40,19 +40,15 @@ def test_experts_of_gpt_oss_are_kept_by_rows_of_their_transposed(layout: Lossles
     shape, stored = (experts, columns, rows), {"packed": blocks, "scale": scale}
     pieces = {"e_blocks": (entry("e_blocks", blocks),), "e_scales": (entry("e_scales", scale),)}
     found = storage_of("e", shape, pieces, {"quant_method": "mxfp4"})
-    assert found is not None
     assert found.transposed is not None
     expected = found.unpack(stored, torch.empty(shape))
     kept = layout.repacked(found.transposed, (experts, rows, columns), None)
-    assert kept is not None
     packing, parts = Transposed(transposed=kept.storage), kept.repack("e", stored)
     assert torch.equal(packing.unpack(parts, torch.empty(shape)), expected)
     names = packing.stored_names("e")
     again = storage_of("e", shape, {name: (entry(name, parts[part]),) for part, name in names.items()}, {})
     assert again == packing
     share = packing.of_share(shape, experts)
-    assert share is not None
-    assert share.transposed is not None
     of_one = {part: tensor[1:2] for part, tensor in parts.items()}
     assert torch.equal(share.transposed.unpack(of_one, torch.empty(1, rows, columns)), expected[1:2].mT)
 
@@ -67,7 +63,7 @@ def steps_of(bits: int, *, in_order: bool = True, numbers: frozenset[int] | None
         num_groups=3,
         in_order=in_order,
         read=unread,
-        numbers=numbers,  # type: ignore[arg-type]
+        numbers=numbers,
     )
     return PublishedWeight(name="a", num_matrices=1, parts={}, unpack_rows=unread, even_steps=steps)
 

@@ -31,7 +31,6 @@ def added(rows: Tensor, *parts: Tensor, scale: float = 0.7) -> Tensor:
     from offload.native.low_rank import LowRankWeight
 
     weight = LowRankWeight.of(parts[0], parts[1], parts[2] if len(parts) > 2 else None)
-    assert weight is not None
     found = torch.ones(len(rows), len(parts[1]))
     weight.add(rows, found, scale)
     return found

@@ -119,7 +119,7 @@ def test_a_trees_row_has_the_bits_of_plain_decoding() -> None:
 
     def attended_to(rows: PassRows, row: Tensor, keys: Tensor, compressed: CompressedKeys) -> Tensor:
         span = Span(rows, 0, rows.count, readings={0: compressed})
-        read = functools.partial(attend, module, row, keys, keys, None, s_aux=sinks, sliding_window=7)  # type: ignore[arg-type]
+        read = functools.partial(attend, module, row, keys, keys, None, s_aux=sinks, sliding_window=7)
         return attended([span], read)[0]
 
     counts = [7 * row % everything for row in range(rows.count)]

@@ -47,8 +47,6 @@ def renamed_family(model_type: str, folder: Path, monkeypatch: pytest.MonkeyPatc
         path = folder / f"{kind}_{new}.py"
         path.write_text(re.sub(rf"\b((configuration_|modeling_)?){model_type}", rf"\1{new}", code), "utf-8")
         spec = spec_from_file_location(f"transformers.models.{new}.{kind}_{new}", path)
-        assert spec is not None
-        assert spec.loader is not None
         module = module_from_spec(spec)
         monkeypatch.setitem(sys.modules, spec.name, module)
         spec.loader.exec_module(module)

@@ -175,7 +175,6 @@ def test_rows_read_what_expanded_latents_give(chosen: int | None, has_sinks: boo
 def test_a_place_that_is_named_twice_is_read_once() -> None:
     """Rows that were scored apart from others fill their choice with its last place."""
     layer = _Layer(chosen=64)
-    assert layer.indices is not None
     use_latents(layer.module)
     twice = torch.cat([layer.indices, layer.indices[:, -1:].expand(-1, 5)], 1)
     rows = list(range(layer.num_rows))

@@ -24,7 +24,7 @@ def test_a_pass_that_is_cut_and_made_again_counts_once(family: str, share: float
     reader.look(None)
     for _ in range(2):
         tree = reader.tree()
-        reader.cut(lambda tree=tree: reader.target.look(tree), share)  # type: ignore[misc]
+        reader.cut(lambda tree=tree: reader.target.look(tree), share)
         reader.look(None)
         reader.target.look(reader.tree())  # whole, and not accepted
         reader.look(0)

@@ -121,7 +121,7 @@ def test_a_head_that_is_tried_in_another_way_is_read_by_torch_then() -> None:
     usual, native = both("eagle3", norm_before_residual=False)
     before = read(native)
     for model in (usual, native):
-        model.model.model.layers[0].norm_before_residual = True  # type: ignore[union-attr, assignment]
+        model.model.model.layers[0].norm_before_residual = True
     for one, other in zip(read(native), read(usual), strict=True):
         assert torch.equal(one, other)
     native.use_native_passes()

@@ -387,7 +387,6 @@ def test_a_blocks_rows_pass_natively_and_its_rows_of_features_do_not(
     block = GuessedBlock(size=5, mask_token=1, first_slot=1, causal_layers=(False,) * 3)
     usual, native = both(fuse=Sum(), block=block)
     features = torch.randn(30, SIZES["hidden_size"], generator=torch.Generator().manual_seed(2))
-    assert native._native is not None
     read, seen = native._native.read, list[PassRows]()
 
     def noted(parts: list[PassRows], *rest: Any) -> Any:
@@ -409,7 +408,7 @@ def test_a_blocks_rows_pass_natively_and_its_rows_of_features_do_not(
 def test_a_layer_that_scales_its_rows_is_read_by_torch() -> None:
     model = random_model("llama", torch.float32)
     causal = CausalModel(copy.deepcopy(model), device=CPU)
-    causal._layers[0].scale = 2.0  # type: ignore[assignment]
+    causal._layers[0].scale = 2.0
     causal.use_native_passes()
     assert not causal.is_native
 
