@@ -314,3 +314,10 @@ def pair_folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     small = transformers.LlamaConfig(**{**SMALL, "hidden_size": 16, "num_hidden_layers": 1}, num_key_value_heads=2)
     draft = save_folder(root / "draft", make_model(small, seed=1, dtype=torch.bfloat16))
     return target, draft
+
+
+@pytest.fixture(scope="session")
+def seeing(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A model that sees, as `SeeingModel`: modules that use it are left out where Pillow is not installed."""
+    module = importlib.import_module("tests.support.seeing_model")
+    return module.seeing_model(tmp_path_factory.mktemp("seeing") / "model")

@@ -16,12 +16,7 @@ from edgespec.cli.console import Console
 from edgespec.errors import EdgespecError
 from tests.cli.conftest import RunCli
 from tests.support.picture_files import data_address, saved
-from tests.support.seeing_model import CAT, DOG, MADE, PLACE, SeeingModel, engine_of, seeing_model
-
-
-@pytest.fixture(scope="module")
-def seeing(tmp_path_factory: pytest.TempPathFactory) -> SeeingModel:
-    return seeing_model(tmp_path_factory.mktemp("seeing") / "model")
+from tests.support.seeing_model import CAT, DOG, MADE, PLACE, SeeingModel, engine_of
 
 
 @pytest.fixture(scope="module")

@@ -11,15 +11,10 @@ from edgespec.chat.pictures import PictureSource
 from edgespec.cli.generate import requests as requests_module
 from tests.cli.conftest import RunCli, jsonl, written
 from tests.support.picture_files import data_address, saved
-from tests.support.seeing_model import CAT, DOG, MADE, PLACE, SeeingModel, seeing_model
+from tests.support.seeing_model import CAT, DOG, MADE, PLACE, SeeingModel
 from tests.support.tiny_pictures import picture
 
 ASKED = f"[user]{PLACE}What is this?\n[assistant]"
-
-
-@pytest.fixture(scope="module")
-def seeing(tmp_path_factory: pytest.TempPathFactory) -> SeeingModel:
-    return seeing_model(tmp_path_factory.mktemp("seeing") / "model")
 
 
 @pytest.fixture

@@ -11,13 +11,15 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import LlamaConfig, PreTrainedModel
 
 from edgespec.model.family_logits import decoder_of
 from offload.text_part import decoder_layers
+from tests.conftest import GROUPED
 
 HEADS, KEY_HEADS, HEAD_DIM, INNER = 4, 2, 12, 40  # heads are wider than h / HEADS
 EPS, THETA = 1e-5, 500.0
+TARGET = LlamaConfig(**{**GROUPED, "num_hidden_layers": 8})  # in `target` of the room's tests
 ALL_FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 
 

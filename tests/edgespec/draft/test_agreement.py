@@ -12,7 +12,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import LlamaConfig
 
 from edgespec import Engine, TreeSettings
 from edgespec.config import DraftSampling
@@ -27,23 +26,17 @@ from edgespec.model.causal_model import CausalModel
 from edgespec.model.target import Target
 from edgespec.pair.pair import DEMO_FOLDER, open_pair
 from edgespec.tuning import draft_check
-from tests.conftest import GROUPED, make_model, save_folder
+from tests.conftest import make_model
 from tests.edgespec.draft.dflash_drafter import Drafter, after, places, selected, write_drafter
 from tests.edgespec.draft.dflash_drafter import tensors_of as tensors_of_drafter
-from tests.edgespec.draft.eagle3_head import Head, reference, states_of, tensors_of, write_head
+from tests.edgespec.draft.eagle3_head import TARGET, Head, reference, states_of, tensors_of, write_head
 from tests.edgespec.draft.mtp_target import last_states
 from tests.edgespec.draft.mtp_target import reference as reference_of_layer
 from tests.edgespec.draft.mtp_target import write_target as write_mtp_target
 from tests.edgespec.draft.test_paired_tokens import shared
 
-TARGET = LlamaConfig(**{**GROUPED, "num_hidden_layers": 8})
 TEXT = list(range(40, 70))
 AUX_LAYERS = (2, 4, 5)
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_folder(tmp_path_factory.mktemp("check") / "target", make_model(TARGET))
 
 
 def open_engine(target: Path, folder: Path, **options: Any) -> Engine:

@@ -13,14 +13,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import LlamaConfig
 
 from edgespec import Engine, SamplingSettings, TreeSettings
 from edgespec.draft.block import BlockDrafter, MarkovBlockDrafter, SelectorBlockDrafter
 from edgespec.draft.dflash_network import DFlashLayer
 from edgespec.errors import EdgespecError
 from edgespec.pair.pair import open_pair
-from tests.conftest import GROUPED, make_model, save_folder
+from tests.conftest import make_model
 from tests.edgespec.draft.contract import GREEDY_AND_WARM, PROMPT, TEXT, drafter_at, open_engine, rounds_of
 from tests.edgespec.draft.dflash_drafter import (
     CANDIDATES,
@@ -32,9 +31,8 @@ from tests.edgespec.draft.dflash_drafter import (
     tensors_of,
     write_drafter,
 )
-from tests.edgespec.draft.eagle3_head import states_of
+from tests.edgespec.draft.eagle3_head import TARGET, states_of
 
-PLAIN = LlamaConfig(**{**GROUPED, "num_hidden_layers": 8})
 SCALES = (("input_embedding_scale", 3.0), ("output_multiplier", 0.5), ("final_logit_softcapping", 4.0))
 WINDOWS: dict[str, Any] = {"windows": (9, 9, 9)}
 PUBLISHED: dict[str, Any] = {"container": "speculators"}
@@ -70,11 +68,6 @@ FORMS: dict[str, Drafter] = {
 }
 
 
-@pytest.fixture(scope="module")
-def target_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_folder(tmp_path_factory.mktemp("block") / "target", make_model(PLAIN))
-
-
 @torch.no_grad()
 def compare(engine: Engine, form: Drafter, *, keeps_others: bool = False) -> None:
     """Grow trees from a text, commit paths, and compare the q of every node with the page's forward."""
@@ -83,7 +76,7 @@ def compare(engine: Engine, form: Drafter, *, keeps_others: bool = False) -> Non
     assert type(drafter) is kind
     if keeps_others:
         drafter.sampling = replace(drafter.sampling, tail_share=0.05)
-    plain, tensors = make_model(PLAIN), tensors_of(form)
+    plain, tensors = make_model(TARGET), tensors_of(form)
     embed, output = plain.get_input_embeddings().weight, plain.get_output_embeddings().weight
     near = {"rtol": 1e-4, "atol": 1e-5} if form.selector else {"rtol": 1e-3, "atol": 1e-6}
     for text, paths, found in rounds_of(looked, drafter, count=5 if form.selector else 4):
@@ -115,23 +108,23 @@ def known_of(form: Drafter, tensors: dict[str, Tensor], hidden: Tensor, output: 
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_a_nodes_distribution_is_the_pages_of_its_path(name: str, target_folder: Path, tmp_path: Path) -> None:
-    with open_engine(target_folder, write_drafter(tmp_path / "drafter", FORMS[name])) as engine:
+def test_a_nodes_distribution_is_the_pages_of_its_path(name: str, target: Path, tmp_path: Path) -> None:
+    with open_engine(target, write_drafter(tmp_path / "drafter", FORMS[name])) as engine:
         compare(engine, FORMS[name])
 
 
 @pytest.mark.parametrize("name", ["DFlash2", "DFlash2, scales", "DFlash2, speculators, own ends"])
 def test_where_cut_off_tokens_keep_a_part_candidates_have_what_their_place_gives_them(
-    name: str, target_folder: Path, tmp_path: Path
+    name: str, target: Path, tmp_path: Path
 ) -> None:
     """Coupled children are the better the closer q is to p: candidates alone would count as surer than they are."""
-    with open_engine(target_folder, write_drafter(tmp_path / "drafter", FORMS[name])) as engine:
+    with open_engine(target, write_drafter(tmp_path / "drafter", FORMS[name])) as engine:
         compare(engine, FORMS[name], keeps_others=True)
 
 
-def test_trees_are_as_deep_as_the_block_and_the_tuner_knows_its_calls(target_folder: Path, tmp_path: Path) -> None:
+def test_trees_are_as_deep_as_the_block_and_the_tuner_knows_its_calls(target: Path, tmp_path: Path) -> None:
     drafter = write_drafter(tmp_path / "drafter", Drafter())
-    with open_engine(target_folder, drafter) as engine:
+    with open_engine(target, drafter) as engine:
         assert engine.tree.depth == engine.largest_tree.depth == 4
         growth = engine.trees.tuner.choice(SamplingSettings()).costs.growth
         growth.observe(2, 8, 0.02)
@@ -139,19 +132,19 @@ def test_trees_are_as_deep_as_the_block_and_the_tuner_knows_its_calls(target_fol
 
 
 @pytest.mark.parametrize("options", GREEDY_AND_WARM, ids=["greedy", "warm"])
-def test_penalties_give_plain_decodings_tokens(target_folder: Path, options: dict[str, Any], tmp_path: Path) -> None:
+def test_penalties_give_plain_decodings_tokens(target: Path, options: dict[str, Any], tmp_path: Path) -> None:
     form = FORMS["DFlash, speculators, from the anchor"]
     folder = write_drafter(tmp_path / "drafter", form)
     found = []
     for draft in (None, folder):
-        with open_engine(target_folder, draft, tree=TreeSettings(policy="opt-tree", size=12, lookup=False)) as engine:
+        with open_engine(target, draft, tree=TreeSettings(policy="opt-tree", size=12, lookup=False)) as engine:
             found.append(engine.generate(PROMPT, **options, repetition_penalty=1.4).token_ids)
     assert found[0] == found[1]
 
 
 @torch.no_grad()
-def test_a_convolution_begins_anew_with_every_block(target_folder: Path, tmp_path: Path) -> None:
-    with open_engine(target_folder, write_drafter(tmp_path / "drafter", FORMS["DFlash2"])) as engine:
+def test_a_convolution_begins_anew_with_every_block(target: Path, tmp_path: Path) -> None:
+    with open_engine(target, write_drafter(tmp_path / "drafter", FORMS["DFlash2"])) as engine:
         layer = engine.draft_model.model.model.layers[0]
         assert isinstance(layer, DFlashLayer)
         rows = torch.randn(1, 10, 32, generator=torch.Generator().manual_seed(1))
@@ -176,23 +169,23 @@ def test_a_convolution_begins_anew_with_every_block(target_folder: Path, tmp_pat
     ],
 )
 def test_what_makes_no_sense_is_refused_by_name(
-    form: str, inner: dict[str, Any], said: str, target_folder: Path, tmp_path: Path
+    form: str, inner: dict[str, Any], said: str, target: Path, tmp_path: Path
 ) -> None:
     windows = {} if inner else {"windows": (4, 4, 4)}
     folder = write_drafter(tmp_path / "drafter", replace(FORMS[form], inner=tuple(inner.items()), **windows))
     with pytest.raises(EdgespecError, match=said):
-        open_pair(target_folder, folder)
+        open_pair(target, folder)
 
 
-def test_the_head_that_guesses_acceptance_is_named_once(target_folder: Path, tmp_path: Path) -> None:
+def test_the_head_that_guesses_acceptance_is_named_once(target: Path, tmp_path: Path) -> None:
     for markov, is_named in (("vanilla", True), (None, False)):
-        draft = open_pair(target_folder, write_drafter(tmp_path / str(markov), Drafter(markov=markov))).draft
+        draft = open_pair(target, write_drafter(tmp_path / str(markov), Drafter(markov=markov))).draft
         assert [note.count("is not used") for note in draft.notes if "guesses how far" in note] == [1] * is_named
 
 
-def test_its_tables_are_planned_with_it(target_folder: Path, tmp_path: Path) -> None:
+def test_its_tables_are_planned_with_it(target: Path, tmp_path: Path) -> None:
     folder = write_drafter(tmp_path / "drafter", FORMS["DFlash2"])
-    with_weights = open_pair(target_folder, folder).draft
+    with_weights = open_pair(target, folder).draft
     names = {name for name in with_weights.checkpoint.tensors if name.startswith("selector.")}
     codebooks = {f"selector.{name}_codebook.weight" for name in ("predecessor", "successor")}
     assert names == {"selector.hidden_projection.weight", *codebooks}

@@ -10,7 +10,6 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import LlamaConfig
 
 from edgespec import EdgespecError
 from edgespec.pair.drafts import open_draft
@@ -19,17 +18,10 @@ from edgespec.placement.memory import device_memory
 from edgespec.placement.place import pair_weights
 from edgespec.placement.run_config import resolve_run_config
 from edgespec.tree.settings import TreeSettings
-from tests.conftest import GROUPED, make_model, save_folder
 from tests.edgespec.draft.dflash_drafter import Drafter, config_of, tensors_of, write_drafter
 
 PLAIN, SPECULATORS = Drafter(), Drafter(container="speculators")
 SWA = {"layer_types": ["sliding_attention"] * 3, "sliding_window": 6}
-TARGET = LlamaConfig(**{**GROUPED, "num_hidden_layers": 8})
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_folder(tmp_path_factory.mktemp("reading") / "target", make_model(TARGET))
 
 
 def opened(

@@ -8,15 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
-from transformers import LlamaConfig, PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from edgespec import Engine
-from tests.conftest import FAMILIES, GROUPED, RECURRENT, make_model, save_folder
+from tests.conftest import FAMILIES, RECURRENT, make_model, save_folder
 from tests.edgespec.draft.contract import TEXT, drafter_at, open_engine, rounds_of
-from tests.edgespec.draft.eagle3_head import ALL_FLAGS, Head, reference, states_of, tensors_of, write_head
+from tests.edgespec.draft.eagle3_head import ALL_FLAGS, TARGET, Head, reference, states_of, tensors_of, write_head
 
 LAYERS = 8
-PLAIN = LlamaConfig(**{**GROUPED, "num_hidden_layers": LAYERS})
 
 FORMS: dict[str, Head] = {
     "plain": Head(),
@@ -40,11 +39,6 @@ FORMS: dict[str, Head] = {
 }
 
 
-@pytest.fixture(scope="module")
-def target_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_folder(tmp_path_factory.mktemp("eagle3") / "target", make_model(PLAIN))
-
-
 @torch.no_grad()
 def compare(engine: Engine, plain: PreTrainedModel, head: Head, tensors: dict[str, Tensor], *, rounds: int = 3) -> None:
     """Grow trees from a text, commit paths, and compare each node with the page's forward."""
@@ -61,18 +55,18 @@ def compare(engine: Engine, plain: PreTrainedModel, head: Head, tensors: dict[st
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_outputs_in_a_tree_are_the_pages(name: str, target_folder: Path, tmp_path: Path) -> None:
+def test_outputs_in_a_tree_are_the_pages(name: str, target: Path, tmp_path: Path) -> None:
     head = FORMS[name]
     folder = write_head(tmp_path / "head", head)
-    with open_engine(target_folder, folder) as engine:
-        compare(engine, make_model(PLAIN), head, tensors_of(head))
+    with open_engine(target, folder) as engine:
+        compare(engine, make_model(TARGET), head, tensors_of(head))
 
 
-def test_torchs_own_file_is_read(target_folder: Path, tmp_path: Path) -> None:
+def test_torchs_own_file_is_read(target: Path, tmp_path: Path) -> None:
     head = Head(owns_embedding=True)
     folder = write_head(tmp_path / "head", head, is_torch_file=True)
-    with open_engine(target_folder, folder) as engine:
-        compare(engine, make_model(PLAIN), head, tensors_of(head), rounds=1)
+    with open_engine(target, folder) as engine:
+        compare(engine, make_model(TARGET), head, tensors_of(head), rounds=1)
 
 
 TARGETS: dict[str, Callable[[], PretrainedConfig]] = {

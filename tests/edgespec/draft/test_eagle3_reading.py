@@ -11,7 +11,6 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import LlamaConfig
 
 from edgespec import EdgespecError
 from edgespec.pair.drafts import open_draft
@@ -22,16 +21,9 @@ from edgespec.placement.place import PairWeights
 from edgespec.placement.run_config import resolve_run_config
 from edgespec.placement.weights import weights_by_size
 from edgespec.tree.settings import TreeSettings
-from tests.conftest import GROUPED, make_model, save_folder
 from tests.edgespec.draft.eagle3_head import Head, config_of, tensors_of, write_head
 
 PLAIN, SPECULATORS = Head(), Head(container="speculators")
-TARGET = LlamaConfig(**{**GROUPED, "num_hidden_layers": 8})
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_folder(tmp_path_factory.mktemp("reading") / "target", make_model(TARGET))
 
 
 def opened(

@@ -12,14 +12,9 @@ from tests.edgespec.serve.conftest import Started
 from tests.support.page_browser import Page, browser, from_elsewhere, why_not
 from tests.support.page_pictures import pictures
 from tests.support.picture_files import saved
-from tests.support.seeing_model import CAT, DOG, PLACE, SeeingModel, engine_of, seeing_model
+from tests.support.seeing_model import CAT, DOG, PLACE, SeeingModel, engine_of
 
 MISSING = why_not()
-
-
-@pytest.fixture(scope="module")
-def seeing(tmp_path_factory: pytest.TempPathFactory) -> SeeingModel:
-    return seeing_model(tmp_path_factory.mktemp("seeing") / "model")
 
 
 @pytest.fixture(scope="module")

@@ -15,15 +15,10 @@ from PIL import Image
 
 from edgespec import Engine
 from tests.support.picture_files import data_address, png_of_size, saved
-from tests.support.seeing_model import CAT, DOG, MADE, PLACE, SeeingModel, engine_of, seeing_model
+from tests.support.seeing_model import CAT, DOG, MADE, PLACE, SeeingModel, engine_of
 
 GREEDY: dict[str, Any] = {"model": "any", "temperature": 0}
 ASKED = f"[user]{PLACE}What is this?\n[assistant]"
-
-
-@pytest.fixture(scope="module")
-def seeing(tmp_path_factory: pytest.TempPathFactory) -> SeeingModel:
-    return seeing_model(tmp_path_factory.mktemp("seeing") / "model")
 
 
 @pytest.fixture(scope="module")

@@ -17,8 +17,8 @@ from edgespec.tuning.prompt_parts import PromptParts
 from tests.conftest import FAMILIES, RECURRENT, make_model, save_folder
 from tests.edgespec.draft.contract import open_engine
 from tests.edgespec.draft.dflash_drafter import Drafter, write_drafter
+from tests.edgespec.draft.eagle3_head import TARGET as BLOCKS_TARGET
 from tests.edgespec.draft.mtp_target import write_target
-from tests.edgespec.draft.test_block_drafters import PLAIN as BLOCKS_TARGET
 
 UNIT = 8  # tokens of a part
 WHOLE = 1 << 12

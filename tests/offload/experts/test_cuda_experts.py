@@ -25,7 +25,7 @@ from offload.experts.expert_source import ExpertSource
 from offload.experts.expert_use import ExpertUse
 from offload.layer_store import LayerStore
 from profiles.in_place import HostRates
-from tests.offload.experts.mixtures import on_demand, placement_of, save_mixture
+from tests.offload.experts.mixtures import on_demand, placement_of
 from tests.offload.streaming import logits, skeleton_of
 from tests.support.simulated_device import SimulatedDevice
 
@@ -41,11 +41,6 @@ ASKED = st.lists(  # a layer, its experts that rows ask for, and how many of the
     max_size=8,
 )
 ALL_MOVE = HostRates(link_bytes_per_s=1e12, bytes_per_s=1.0, flops_per_s=1.0)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_mixture(tmp_path_factory.mktemp("mixture"), "qwen3-moe")
 
 
 def rows_of(experts: list[int]) -> dict[int, int]:

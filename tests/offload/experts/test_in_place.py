@@ -35,12 +35,6 @@ ROWS = (20, 1, 7, 1)
 UseDevice = Callable[..., Any]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A mixture that others do not change."""
-    return save_mixture(tmp_path_factory.mktemp("mixture"), "qwen3-moe")
-
-
 def staying(row_flops: float, *, up_to_rows: float) -> HostRates:
     """Moving an expert takes a second, and computing it where it lies as long for so many rows."""
     return HostRates(link_bytes_per_s=1.0, bytes_per_s=math.inf, flops_per_s=row_flops * up_to_rows)

@@ -24,12 +24,6 @@ from tests.offload.streaming import logits, skeleton_of
 ROWS = (20, 1, 7, 1)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A mixture that others do not change."""
-    return save_mixture(tmp_path_factory.mktemp("mixture"), "qwen3-moe")
-
-
 # Room for all experts, for one and for some, in both formats: neighbours in one half each
 HALVES = (
     ((None, torch.bfloat16, "5GB"), (1, torch.float32, "10KB"), (3, torch.bfloat16, "10KB")),
