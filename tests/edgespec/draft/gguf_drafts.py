@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from edgespec import Engine
-from offload.formats.gguf_blocks import TYPES
+from offload.formats.gguf_blocks import TYPES, UNPACKED
 from offload.native.compiler import is_available
 from tests.conftest import make_tokenizer
 from tests.edgespec.draft.dflash_drafter import SELECTOR
@@ -66,6 +66,9 @@ def random_blocks(kind: str, num_weights: int, *, seed: int) -> tuple[bytes, Ten
     generator = torch.Generator().manual_seed(seed)
     bits = torch.randint(0, 256, (num_weights // block.weights, block.num_bytes), generator=generator).to(torch.uint8)
     numbers = torch.empty(len(bits), block.weights)
+    if block.is_unpacked:
+        numbers = torch.randn(num_weights, generator=generator).mul(DEVIATION).to(UNPACKED[kind])
+        return numbers.view(torch.uint8).numpy().tobytes(), numbers.float()
     if kind == "MXFP4":
         bits[:, 0] = 127 - 8  # of 2^-8
     if kind == "NVFP4":

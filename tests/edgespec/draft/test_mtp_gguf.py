@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -187,16 +188,21 @@ def widened(name: str, path: Path, *, by: int = 16) -> Path:
 def test_a_layer_in_blocks_is_multiplied_so_and_guesses_as_its_numbers(name: str, kind: str, tmp_path: Path) -> None:
     block = TYPES[kind]
 
-    def changed(tensor: GgufTensor, content: bytes) -> tuple[str, bytes, int]:
+    def changed(tensor: GgufTensor, content: bytes, *, is_plain: bool) -> tuple[str, bytes, int]:
         is_packed = tensor.name.startswith(LAYER) and len(tensor.shape) > 1 and not tensor.shape[-1] % 256
         if not is_packed or "ffn_gate_inp" in tensor.name:
             return tensor.name, content, tensor.block.number
-        if not block.is_unpacked:
-            return tensor.name, random_blocks(kind, len(content) // 4, seed=len(tensor.name))[0], block.number
-        numbers = numbers_of(tensor, content).to(torch.half if kind == "F16" else torch.bfloat16)
-        return tensor.name, numbers.view(torch.uint8).numpy().tobytes(), block.number
+        stored, numbers = random_blocks(kind, len(content) // 4, seed=len(tensor.name))
+        return tensor.name, numbers.numpy().tobytes() if is_plain else stored, F32 if is_plain else block.number
 
-    path = copy_gguf(widened(name, tmp_path / "wide.gguf"), tmp_path / "blocks.gguf", change=changed)
+    wide = widened(name, tmp_path / "wide.gguf")
+    path, plain = (
+        copy_gguf(wide, tmp_path / f"{is_plain}.gguf", change=partial(changed, is_plain=is_plain))
+        for is_plain in (False, True)
+    )
+    weights, expected = weights_of(layer_of(path)), weights_of(layer_of(plain))
+    assert weights.keys() == expected.keys()
+    assert all(torch.equal(weight, expected[key]) for key, weight in weights.items())
     with open_engine(path, MTP) as engine:
         found = first_guess(engine)
         assert engine.pair.draft is not None
@@ -204,7 +210,7 @@ def test_a_layer_in_blocks_is_multiplied_so_and_guesses_as_its_numbers(name: str
         assert (f"gguf_{kind.lower()}" in leaves) == (not block.is_unpacked)
         if not block.is_unpacked:
             check_is_multiplied(engine)
-    with open_engine(write_folder(path, tmp_path / "folder"), MTP) as engine:
+    with open_engine(plain, MTP) as engine:
         torch.testing.assert_close(found, first_guess(engine), **BOUND)
 
 

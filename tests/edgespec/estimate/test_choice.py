@@ -12,6 +12,7 @@ import torch
 
 from edgespec import Engine, MemoryLimits, TreeSettings
 from edgespec import engine as engine_module
+from edgespec.cli import run
 from edgespec.errors import EdgespecError
 from edgespec.estimate import choice
 from edgespec.estimate.choice import DraftTrees, reckon_drafts, with_best_draft
@@ -109,6 +110,19 @@ def test_what_trees_took_in_earlier_runs_counts_where_the_machine_is_measured_to
     before, after = reckoned_of(pair, STREAMED), reckoned_of(pair, STREAMED, is_here=True)
     for one, other in zip(before, after, strict=True):  # what is measured here says nothing of a card elsewhere
         assert (one.tokens_per_s > 10 * other.tokens_per_s) == (one.draft.name == first)
+
+
+def test_what_was_timed_beside_others_is_forgotten_with_the_cache(pair: ModelPair) -> None:
+    """A draft that has given way is timed by no run, so that nothing else brings it back."""
+    for name in ("draft", "self"):
+        learn(pair, name, tokens_of_100=150)
+    first = chosen(pair)
+    learn(pair, first, tokens_of_100=150, seconds=100.0)
+    assert chosen(pair) != first
+    assert run(["cache", "clear", "drafts", "--yes"]) == 0
+    for name in ("draft", "self"):
+        learn(pair, name, tokens_of_100=150)
+    assert chosen(pair) == first
 
 
 def profiled(pair: ModelPair, name: str, *, tokens: float, layer_s: float) -> Profile:
