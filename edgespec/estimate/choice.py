@@ -3,8 +3,8 @@
 A draft's acceptance, and the seconds of its trees on this machine, are what earlier runs here have learned of it
 (`tuning/draft_memory.py`); else acceptance is as drafts of its kind are known to have it, and seconds are reckoned. So
 one that was never tried counts by what is known of its kind, and one that brought less than that gives way in the next
-run. None of them is loaded for it. A processor counts as fast as other programs leave it just now: a draft then takes
-longer, and weights over a link do not.
+runs, until what is known of it has aged. None of them is loaded for it. A processor counts as fast as other programs
+leave it just now: a draft then takes longer, and weights over a link do not.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from edgespec.placement.profile_trees import measured_draft
 from edgespec.placement.run_config import RunConfig, RunConfigOptions, resolve_run_config
 from edgespec.placement.weights import weights_by_size
 from edgespec.tree.settings import TreeOptions, TreeSettings
-from edgespec.tuning.draft_memory import LearnedRate, learned_growth
+from edgespec.tuning.draft_memory import LearnedRate, learned_growth, let_age
 from edgespec.tuning.memory import plan_at, plan_for_texts
 from offload.placement import Placement
 from offload.unpacked_once import lent_bytes
@@ -131,9 +131,11 @@ def with_best_draft(
     found = reckon_drafts(alone, pair.at_hand, trees, temperature=temperature or None, workload=workload, **options)
     pair.target.spare[run_config.dtype] = target.skeleton
     best = best_of(found)
-    for one in found:  # to be placed again
-        if one.pair.weights.draft is not None:
+    for one in found:
+        if one.pair.weights.draft is not None:  # to be placed again
             one.pair.weights.draft.model.spare[run_config.dtype] = one.pair.weights.draft.skeleton
+        if one is not best and one.estimate is not None and one.draft.model is not None:
+            let_age(pair.target, one.draft.model)
     by = "" if hardware.sources.get("all") else f" (by the data sheet of '{hardware.name}': edgespec estimate measures)"
     beside = "" if share == 1 else f"; other programs leave {100 * share:.0f} % of a core"
     return pair.decided(best.draft, in_words(found, best) + by + beside)

@@ -98,16 +98,39 @@ def keep_learned(
         num_timed = min(num_trees, growth.num_trees)
         took = MeanGrowth(nodes=nodes, layers=layers, seconds=seconds, num_trees=num_timed, place=place)
         kept = replace(kept, growth=_mean(took, _growth_in(before, place)))
+    _write(target, draft, kept)
+
+
+def let_age(target: ModelFolder, draft: ModelFolder) -> None:
+    """Let what is kept of a draft that gives way count as half as many trees, and be forgotten below those that count.
+
+    A draft that does not run is not measured. So one that was measured beside other programs, or with texts that it
+    cannot guess, counts again as one that was never tried, after seven runs at most.
+    """
+    before = _kept(target, draft)
+    kept = replace(before, rate=_aged(before.rate), growth=_aged(before.growth))
+    if kept != before:
+        _write(target, draft, kept)
+
+
+def _write(target: ModelFolder, draft: ModelFolder, kept: _Kept) -> None:
     try:
         path = _file_of(target, draft)
         make_folder(path.parent)
         with written_whole(path) as file:
             file.write_text(json.dumps(asdict(kept)), encoding="utf-8")
     except (EdgespecError, OSError) as error:
-        logger.warning("what this run has learned of the draft is not kept: %s", error)
+        logger.warning("what runs have learned of the draft is not kept: %s", error)
 
 
 Learned = TypeVar("Learned", LearnedRate, MeanGrowth)
+
+
+def _aged(found: Learned | None) -> Learned | None:
+    if found is None or found.num_trees < LEAST_TREES:
+        return found
+    num_trees = min(found.num_trees, MOST_TREES) / 2
+    return replace(found, num_trees=num_trees) if num_trees >= LEAST_TREES else None
 
 
 def _of_enough(found: Learned | None) -> Learned | None:

@@ -20,6 +20,7 @@ from edgespec.tuning.draft_memory import (
     keep_learned,
     learned_growth,
     learned_rate,
+    let_age,
     rate_of,
 )
 from edgespec.tuning.draft_worth import DraftWorth, SeenTrees
@@ -147,6 +148,21 @@ def test_what_a_few_trees_took_says_nothing(num_trees: int, num_timed: int, pair
     assert learned_growth(pair.target, pair.draft, "here") is None
     keep_learned(pair.target, pair.draft, [of_trees(LEAST_TREES, 1.0)], enough, place="here")
     assert learned_growth(pair.target, pair.draft, "here") is not None
+
+
+def test_what_is_known_of_a_draft_that_gives_way_ages(pair: ModelPair) -> None:
+    """What too few trees say is left to add up."""
+    assert pair.draft is not None
+    keep_learned(pair.target, pair.draft, [of_trees(5000, 1.0)], took(2, 2, 0.5, num_trees=64), place="here")
+    found = []
+    while learned_rate(pair.target, pair.draft) is not None:
+        let_age(pair.target, pair.draft)
+        found.append(learned_growth(pair.target, pair.draft, "here"))
+    assert [None if one is None else one.num_trees for one in found] == [32, 16, 8, None, None, None, None]
+    keep_learned(pair.target, pair.draft, [of_trees(LEAST_TREES / 2, 1.0)])
+    let_age(pair.target, pair.draft)
+    keep_learned(pair.target, pair.draft, [of_trees(LEAST_TREES / 2, 1.0)])
+    assert learned_rate(pair.target, pair.draft) is not None
 
 
 def test_an_engine_keeps_what_its_trees_took(pair: ModelPair) -> None:
