@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import pytest
 
@@ -22,6 +22,11 @@ class Outcome:
     out: str
     err: str
 
+    def ended(self, code: int = 0) -> Self:
+        """The same, whose program must have ended with this code."""
+        assert self.code == code, self.err
+        return self
+
 
 def jsonl(rows: Iterable[Any]) -> dict[str, str]:
     """A file of prompts, for `run_cli`."""
@@ -30,8 +35,7 @@ def jsonl(rows: Iterable[Any]) -> dict[str, str]:
 
 def records(outcome: Outcome, code: int = 0) -> list[dict[str, Any]]:
     """The records that a run has written to stdout."""
-    assert outcome.code == code, outcome.err
-    return [json.loads(line) for line in outcome.out.splitlines()]
+    return [json.loads(line) for line in outcome.ended(code).out.splitlines()]
 
 
 def written(path: str | Path = "out.jsonl") -> list[dict[str, Any]]:

@@ -42,19 +42,16 @@ def test_texts_are_the_adapted_models_and_results_are_of_their_adapters(
 ) -> None:
     model, one, two = adapters
     rows = {"rows.jsonl": json.dumps({"prompt": PROMPT}) + "\n"}
-    found = run_cli([*arguments(pair_folders, str(one), f"{two}:0.5"), "-v"], files=rows)
-    assert found.code == 0, found.err
+    found = run_cli([*arguments(pair_folders, str(one), f"{two}:0.5"), "-v"], files=rows).ended()
     assert "target: adapters" in found.err
     (record,) = map(json.loads, (tmp_path / "cwd" / "out.jsonl").read_text().splitlines())
     tokenizer = AutoTokenizer.from_pretrained(pair_folders[0])
     ids = greedy_tokens(with_adapters(model, (one, 1.0), (two, 0.5)), tokenizer.encode(PROMPT), NEW)
     assert record["text"] == tokenizer.decode(ids)
     assert record["text"] != tokenizer.decode(greedy_tokens(model, tokenizer.encode(PROMPT), NEW))
-    same = run_cli([*arguments(pair_folders, str(one), f"{two}:0.5"), "--resume"])
-    assert same.code == 0, same.err
+    run_cli([*arguments(pair_folders, str(one), f"{two}:0.5"), "--resume"]).ended()
     for other in ((str(one), str(two)), (str(one),), ()):
-        refused = run_cli([*arguments(pair_folders, *other), "--resume"])
-        assert refused.code == 2, refused.err
+        refused = run_cli([*arguments(pair_folders, *other), "--resume"]).ended(2)
         assert "target" in refused.err or "adapters" in refused.err
 
 

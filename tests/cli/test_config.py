@@ -48,8 +48,7 @@ def write_config() -> WriteConfig:
 
 
 def context_tokens(run_cli: RunCli, *arguments: str) -> int:
-    outcome = run_cli([*arguments, "--json"], command="estimate")
-    assert outcome.code == 0, outcome.err
+    outcome = run_cli([*arguments, "--json"], command="estimate").ended()
     found = json.loads(outcome.out)["context_tokens"]
     assert isinstance(found, int)
     return found
@@ -356,6 +355,5 @@ def test_a_fault_of_our_own_is_json_too(run_cli: RunCli, monkeypatch: pytest.Mon
         raise RuntimeError("boom")
 
     monkeypatch.setattr("edgespec.cli.doctor.check_versions", fail)
-    outcome = run_cli(["--json"], command="doctor")
-    assert json.loads(outcome.err)["error"]["code"] == "E_UNEXPECTED"
+    assert json.loads(run_cli(["--json"], command="doctor").err)["error"]["code"] == "E_UNEXPECTED"
     assert os.environ.get("EDGESPEC_DEBUG") is None

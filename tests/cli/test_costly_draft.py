@@ -44,15 +44,13 @@ def test_it_is_said_with_both_costs(command: str, run_cli: RunCli) -> None:
     ids=["the target itself", "the target, unquantised", "the target, quantised", "not used"],
 )
 def test_costs_are_those_of_the_weights_as_they_are_kept(options: list[str], is_costly: bool, run_cli: RunCli) -> None:
-    found = run_cli(["-m", LARGE, "-md", LARGE, *options], command="estimate")
-    assert found.code == 0, found.err
+    found = run_cli(["-m", LARGE, "-md", LARGE, *options], command="estimate").ended()
     assert bool(NOTE.search(found.err)) == is_costly
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_draft_that_is_smaller_is_nothing_to_talk_of(command: str, run_cli: RunCli) -> None:
-    found = run_cli(["-m", LARGE, "-md", SMALL, *COMMANDS[command]], command=command)
-    assert "costs more" not in found.err
+    assert "costs more" not in run_cli(["-m", LARGE, "-md", SMALL, *COMMANDS[command]], command=command).err
 
 
 def test_it_is_said_beside_what_is_said_of_profiles(run_cli: RunCli) -> None:

@@ -69,16 +69,13 @@ def test_what_is_needed_and_broken_is_a_failure(run_cli: RunCli, monkeypatch: py
     home = Path(os.environ["EDGESPEC_HOME"])
     home.mkdir()
     (home / "config.toml").write_text("[defaults]\nctx_sise = 5\n")
-    outcome = run_cli([], command="doctor")
-    assert outcome.code == 1
+    outcome = run_cli([], command="doctor").ended(1)
     assert "fail  configuration:" in outcome.out
     assert "Did you mean 'ctx_size'?" in outcome.out
     (home / "config.toml").unlink()
     assert run_cli(["nowhere/at-all"], command="doctor").code == 1
     monkeypatch.setattr(checks, "_requirements", lambda: {"torch": "999", "no-such-package": "1"})
-    outcome = run_cli([], command="doctor")
-    assert outcome.code == 1
-    assert "fail  versions: missing packages: no-such-package" in outcome.out
+    assert "fail  versions: missing packages: no-such-package" in run_cli([], command="doctor").ended(1).out
 
 
 def test_what_only_makes_it_worse_is_a_warning(run_cli: RunCli, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,8 +85,7 @@ def test_what_only_makes_it_worse_is_a_warning(run_cli: RunCli, monkeypatch: pyt
     folder.mkdir(parents=True)
     (folder / "old.toml").write_text("schema = 'edgespec.profile/0'")
     monkeypatch.setattr("edgespec.cli.doctor.SLOW_BYTES_PER_S", 1e15)
-    outcome = run_cli([], command="doctor")
-    assert outcome.code == 0
+    outcome = run_cli([], command="doctor").ended()
     for line in ("versions: torch", "memory: 1.0 of 2.0 GiB", "profiles: 0 of this machine, 0 of others, 1 unreadable"):
         assert f"warn  {line}" in outcome.out
     assert "slow; layers" in outcome.out
@@ -157,8 +153,7 @@ def test_a_torch_that_cannot_be_used_is_a_failure_among_other_checks(
     run_cli: RunCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "edgespec.doctor.machine", None)
-    outcome = run_cli([], command="doctor")
-    assert outcome.code == 1
+    outcome = run_cli([], command="doctor").ended(1)
     assert "fail  device: torch cannot be used" in outcome.out
     assert "ok    built-in pair" in outcome.out
 
@@ -217,8 +212,7 @@ def test_a_home_that_cannot_be_written_is_a_warning_of_each_place(
 
         monkeypatch.setattr(Path, "exists", closed)
     monkeypatch.setenv("EDGESPEC_HOME", str(home))
-    outcome = run_cli([], command="doctor")
-    assert outcome.code == 0, outcome.err
+    outcome = run_cli([], command="doctor").ended()
     lines = {line[6:].partition(":")[0]: line for line in outcome.out.splitlines()}
     for name in ("cache", "profiles folder", "sessions", "history"):
         assert lines[name].startswith("warn ")

@@ -50,9 +50,7 @@ def test_a_run_goes_on_where_another_draft_is_chosen_by_now(
     prefer(monkeypatch, "none")
     assert run_cli([*several, "--resume"]).code == 0
     assert [one["draft_model"] is None for one in written()] == [False, True]
-    named = run_cli([*RUN, "-m", target, "-md", draft, "-o", "out.jsonl", "--resume"])
-    assert named.code == 2
-    assert "draft_quant" in named.err
+    assert "draft_quant" in run_cli([*RUN, "-m", target, "-md", draft, "-o", "out.jsonl", "--resume"]).ended(2).err
 
 
 MANY = jsonl([{"prompt": "ab"}] * 3)
@@ -108,15 +106,13 @@ def test_a_list_that_cannot_be_read_is_refused(
 def test_what_measures_one_draft_takes_no_list(run_cli: RunCli, pair_folders: tuple[Path, Path]) -> None:
     target, draft = map(str, pair_folders)
     for command in ("profile", "bench"):
-        outcome = run_cli(["-m", target, "-md", f"{draft},self"], command=command)
-        assert outcome.code == 2
+        outcome = run_cli(["-m", target, "-md", f"{draft},self"], command=command).ended(2)
         assert "several drafts are named where one is needed" in outcome.err
 
 
 def test_other_tokens_in_a_list_are_refused(run_cli: RunCli, pair_folders: tuple[Path, Path], tmp_path: Path) -> None:
     other = save_folder(tmp_path / "other", make_model(FAMILIES["llama"]()), tokenizer=make_tokenizer(swapped=True))
-    outcome = run_cli([*RUN, "-m", str(pair_folders[0]), "-md", f"self,{other}"], files=ROWS)
-    assert outcome.code == 2
+    outcome = run_cli([*RUN, "-m", str(pair_folders[0]), "-md", f"self,{other}"], files=ROWS).ended(2)
     assert "differ from the target's" in outcome.err
 
 

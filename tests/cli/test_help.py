@@ -78,8 +78,7 @@ def test_policies_and_shapes_are_advanced(name: str) -> None:
     ("line", "meant"), [(["genrate"], "generate"), (["chta"], "chat"), (["train", "haed"], "head"), (["xyzzy"], None)]
 )
 def test_an_unknown_command_gets_a_suggestion(line: list[str], meant: str | None, run_cli: RunCli) -> None:
-    outcome = run_cli(line[1:], command=line[0])
-    assert outcome.code == 2
+    outcome = run_cli(line[1:], command=line[0]).ended(2)
     assert f"No such command '{line[-1]}'." in outcome.err
     assert ("Did you mean" in outcome.err) == (meant is not None)
     assert meant is None or f"Did you mean '{meant}'?" in outcome.err
@@ -95,8 +94,7 @@ def test_an_unknown_command_gets_a_suggestion(line: list[str], meant: str | None
     ],
 )
 def test_a_prompt_in_a_files_place_is_told_of_p(given: str, hint: str | None, run_cli: RunCli) -> None:
-    outcome = run_cli([given])
-    assert outcome.code == 4
+    outcome = run_cli([given]).ended(4)
     assert (" -p " in outcome.err) == (hint is not None)
     assert hint is None or hint in outcome.err
     assert len(outcome.err) < 400

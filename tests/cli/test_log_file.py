@@ -86,32 +86,26 @@ def test_a_fault_of_ours_leaves_its_trace(run_cli: RunCli, options: list[str], m
 
 
 def test_colours_stay_out_of_it(run_cli: RunCli, options: list[str]) -> None:
-    outcome = run_cli([*options, "--color", "always"], stdin="def", command="chat")
-    assert "\x1b[2m3 tok" in outcome.err
+    assert "\x1b[2m3 tok" in run_cli([*options, "--color", "always"], stdin="def", command="chat").err
     assert "\x1b" not in Path("run.log").read_text()
     assert any(line.startswith("3 tok · ") for line in said(Path("run.log").read_text()))
 
 
 def test_it_is_never_written_into_a_file_of_another_kind(run_cli: RunCli, options: list[str]) -> None:
     files = {"run.log": '{"prompt": "my prompts"}\n'}
-    outcome = run_cli(["run.log", *options], files=files)
-    assert outcome.code == 2
-    assert "'run.log' exists and is no log" in outcome.err
+    assert "'run.log' exists and is no log" in run_cli(["run.log", *options], files=files).ended(2).err
     assert Path("run.log").read_text() == files["run.log"]
-    refused = run_cli(["-p", "x", *options[:-1], "no/such/folder/run.log"])
-    assert refused.code == 1
+    refused = run_cli(["-p", "x", *options[:-1], "no/such/folder/run.log"]).ended(1)
     assert "the log 'no/such/folder/run.log' cannot be written (No such file or directory)" in refused.err
     Path("run.log").unlink()
-    both = run_cli(["-p", "x", *options, "-o", "run.log", "--overwrite"])
-    assert both.code == 1
+    both = run_cli(["-p", "x", *options, "-o", "run.log", "--overwrite"]).ended(1)
     assert "--output and --log-file are one file" in both.err
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
 def test_a_full_disk_is_said_once_and_ends_nothing(run_cli: RunCli, options: list[str]) -> None:
     rows = {"p.jsonl": '{"prompt": "def"}\n{"prompt": "import"}\n'}
-    outcome = run_cli(["p.jsonl", *options[:-1], "/dev/full", "-o", "out.jsonl"], files=rows)
-    assert outcome.code == 0
+    outcome = run_cli(["p.jsonl", *options[:-1], "/dev/full", "-o", "out.jsonl"], files=rows).ended()
     assert len(Path("out.jsonl").read_text().splitlines()) == 2
     assert outcome.err.count("/dev/full") == 1
     assert "the log '/dev/full' lacks lines: it cannot be written (No space left on device)" in outcome.err

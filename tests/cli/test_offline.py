@@ -41,8 +41,7 @@ def test_generate_works_with_sockets_blocked(
     target, draft = map(str, pair_folders)
     options = ["p.jsonl", "-m", target, "-md", draft, "-n", "6", "--temp", "0.8", "--seed", "1"]
     options += ["-ngl", "0", "-o", "out.jsonl", "--quant", quant]
-    outcome = run_cli(options, files={"p.jsonl": '{"prompt": "def main("}\n{"prompt": "import os"}\n'})
-    assert outcome.code == 0, outcome.err
+    outcome = run_cli(options, files={"p.jsonl": '{"prompt": "def main("}\n{"prompt": "import os"}\n'}).ended()
     rows = [json.loads(line) for line in Path("out.jsonl").read_text().splitlines()]
     assert [row["finish_reason"] for row in rows] == ["length", "length"]
     assert outcome.out == ""
@@ -64,7 +63,6 @@ def test_the_built_in_pair_streams_a_text_with_sockets_blocked(tmp_path: Path) -
 
 @pytest.mark.usefixtures("_no_sockets")
 def test_a_folder_that_looks_like_a_repository_is_not_looked_up(run_cli: RunCli) -> None:
-    outcome = run_cli(["p.txt", "-m", "Qwen/Qwen3-8B"], files={"p.txt": "def main("})
-    assert outcome.code == 4
+    outcome = run_cli(["p.txt", "-m", "Qwen/Qwen3-8B"], files={"p.txt": "def main("}).ended(4)
     assert "Qwen/Qwen3-8B" in outcome.err
     assert "a socket was used" not in outcome.err

@@ -166,8 +166,7 @@ def test_every_command_that_opens_a_pair_names_what_fits(
     small = shutil.copytree(pair_folders[1], mismatched[0].parent / "small")
     target, draft = map(str, mismatched)
     models = [target, "-md", draft] if command == "profile" else ["-m", target, "-md", draft]
-    outcome = run_cli([*arguments, *models], files={"p.jsonl": '{"prompt": "def main("}\n'}, command=command)
-    assert outcome.code == 2, outcome.err
+    outcome = run_cli([*arguments, *models], files={"p.jsonl": '{"prompt": "def main("}\n'}, command=command).ended(2)
     assert f"Try: Use a draft with the target's tokens: {small} (" in outcome.err
 
 
@@ -182,8 +181,7 @@ def test_what_fits_is_named_where_no_draft_is_and_is_not_taken(
     write_head(tmp_path / "models" / "other-head", Head(target_width=48))
     (tmp_path / "models" / "broken.gguf").write_bytes(b"GGUF")
     arguments = ["p.txt", "-n", "2", "-m", str(target)]
-    outcome = run_cli(arguments, files={"p.txt": "def main("})
-    assert outcome.code == 0, outcome.err
+    outcome = run_cli(arguments, files={"p.txt": "def main("}).ended()
     said = [line for line in outcome.err.splitlines() if line.startswith("drafts here")]
     assert said == [
         f"drafts here that fit: {block} (a DFlash drafter, 0.1 MiB), {small} (a smaller model of the same tokens, "
@@ -199,7 +197,6 @@ def test_beside_a_layer_of_its_own_the_others_are_named(cache: Cache, tmp_path: 
     target = shutil.copy(TINY / "qwen35-mtp.gguf", tmp_path / "models" / "Target.gguf")
     small = cut("glm4moe-mtp", tmp_path / "models" / "small.gguf", keep=lambda name: not name.startswith(LAYER),
                 nextn_predict_layers=None, block_count=2)  # fmt: skip
-    outcome = run_cli(["p.txt", "-n", "2", "-m", str(target)], files={"p.txt": "ab"})
-    assert outcome.code == 0, outcome.err
+    outcome = run_cli(["p.txt", "-n", "2", "-m", str(target)], files={"p.txt": "ab"}).ended()
     assert f"drafts here that fit: {small} (" in outcome.err
     assert "mtp (" not in outcome.err

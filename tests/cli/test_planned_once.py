@@ -58,14 +58,12 @@ TARGET = {"readings": 1, "target": 1}
 def test_generate_of_a_file(
     options: list[str], expected: dict[str, int], dry: list[str], run_cli: RunCli, counted: Counter[str]
 ) -> None:
-    outcome = run_cli(["p.jsonl", "-n", "4", *options, *dry], files=PROMPTS)
-    assert outcome.code == 0, outcome.err
+    run_cli(["p.jsonl", "-n", "4", *options, *dry], files=PROMPTS).ended()
     assert counted == expected
 
 
 def test_a_chat_that_tries_several_contexts(run_cli: RunCli, counted: Counter[str]) -> None:
-    outcome = run_cli(["-p", "hello", "-st", "-n", "2", "--max-cpu-mem", "280M"], command="chat")
-    assert outcome.code == 0, outcome.err
+    outcome = run_cli(["-p", "hello", "-st", "-n", "2", "--max-cpu-mem", "280M"], command="chat").ended()
     assert "context 1024 tokens" in outcome.err, "two larger ones do not fit"
     assert counted == BOTH
 
@@ -75,16 +73,14 @@ def test_a_profile_that_tries_several_numbers_of_texts(
 ) -> None:
     monkeypatch.setattr(profile_pair, "QUICK", profile_pair.Effort(budget_s=1.0, max_s=1.0, steps=4))
     monkeypatch.setattr(profile_pair, "SIZES", (1,))
-    outcome = run_cli(["--prompts", "p.jsonl", "--temps", "0"], files=PROMPTS, command="profile")
-    assert outcome.code == 0, outcome.err
+    run_cli(["--prompts", "p.jsonl", "--temps", "0"], files=PROMPTS, command="profile").ended()
     assert counted == BOTH
 
 
 def test_collecting_features(run_cli: RunCli, counted: Counter[str]) -> None:
     texts = {"a.txt": "def main(path):\n    return path\n" * 20}
     options = ["head", "--data", "a.txt", "-o", "head", "--block-tokens", "32", "--training-steps", "1"]
-    outcome = run_cli([*options, "--held-out-blocks", "1", "--batch", "1"], files=texts, command="train")
-    assert outcome.code == 0, outcome.err
+    run_cli([*options, "--held-out-blocks", "1", "--batch", "1"], files=texts, command="train").ended()
     assert counted["readings"] == 1
 
 

@@ -17,8 +17,7 @@ OPTIONS = ["-n", "8", "--seed", "3", "--temp", "0.7", "--tree-size", "8"]
 
 def generate(run_cli: RunCli, *options: str, rows: list[dict[str, str]] = ROWS) -> tuple[list[str], Outcome]:
     lines = "".join(json.dumps(row) + "\n" for row in rows)
-    outcome = run_cli(["rows.jsonl", *OPTIONS, "--ordered", *options], files={"rows.jsonl": lines})
-    assert outcome.code == 0, outcome.err
+    outcome = run_cli(["rows.jsonl", *OPTIONS, "--ordered", *options], files={"rows.jsonl": lines}).ended()
     return [json.loads(line)["text"] for line in outcome.out.splitlines()], outcome
 
 
@@ -58,8 +57,7 @@ def test_a_file_of_other_settings_is_one_error_before_anything_is_loaded(run_cli
         (["--dtype", "bfloat16"], "was made with --dtype float32, and this is --dtype bfloat16"),
         (["--prompt-cache", str(tmp_path / "nowhere" / "x")], "lies in a folder that is not there"),
     ):
-        outcome = run_cli(["-p", "x", "--prompt-cache", str(path), *OPTIONS, *options])
-        assert outcome.code == 2
+        outcome = run_cli(["-p", "x", "--prompt-cache", str(path), *OPTIONS, *options]).ended(2)
         assert message in outcome.err
         assert "layers resident" not in outcome.err
         assert outcome.err.count("Error:") == 1
@@ -69,8 +67,7 @@ def test_a_chat_begins_on_its_system_message(run_cli: RunCli, tmp_path: Path) ->
     chat: list[Any] = ["--system", SYSTEM, "--prompt-cache", str(tmp_path / "chat.safetensors"), *OPTIONS]
     answers = []
     for number, message in enumerate(("def a(", "def a(", "import os")):
-        outcome = run_cli(["-p", message, "-st", *chat], command="chat")
-        assert outcome.code == 0, outcome.err
+        outcome = run_cli(["-p", message, "-st", *chat], command="chat").ended()
         assert ("has 0 of the" in outcome.err) == (number == 0)
         answers.append(outcome.out)
     assert answers[0] == answers[1]

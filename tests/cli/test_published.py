@@ -45,8 +45,7 @@ def test_models_and_estimates_name_it_and_count_what_it_stands_for(form: str, ru
 
 def test_a_config_alone_is_planned_as_it_is_published(form: str, run_cli: RunCli, tmp_path: Path) -> None:
     (tmp_path / "model" / "model.safetensors").unlink()
-    outcome = run_cli([str(tmp_path / "model"), "--dtype", "float32"], command="estimate")
-    assert outcome.code == 0, outcome.err
+    outcome = run_cli([str(tmp_path / "model"), "--dtype", "float32"], command="estimate").ended()
     assert f"layers as {PUBLISHED[form].name})" in outcome.out
     assert re.search(r"weights while unpacked +0\.006 GiB", outcome.out)
 
@@ -55,8 +54,7 @@ def test_a_config_alone_of_a_format_that_is_not_read_is_refused_by_its_name(run_
     FAMILIES["qwen3"]().save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "aqlm"}}))
-    outcome = run_cli([str(tmp_path)], command="estimate")
-    assert outcome.code == 2
+    outcome = run_cli([str(tmp_path)], command="estimate").ended(2)
     assert "is quantised with aqlm, which edgespec does not read" in outcome.err
 
 
@@ -66,8 +64,7 @@ def test_a_classifier_that_is_run_as_a_language_model_is_said(tmp_path: Path, ru
     config.tie_word_embeddings = True
     folder = save_folder(tmp_path / "model", make_model(config))
     AutoModelForSequenceClassification.from_pretrained(folder, num_labels=2).save_pretrained(folder)
-    outcome = run_cli(["-p", "hello", "-m", str(folder), "--policy", "none", "--dry-run"])
-    assert outcome.code == 0
+    outcome = run_cli(["-p", "hello", "-m", str(folder), "--policy", "none", "--dry-run"]).ended()
     assert "target: 'score.weight' of the folder is no part of LlamaForCausalLM" in outcome.err
 
 
@@ -83,8 +80,7 @@ def four_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_four_bits_are_kept_in_the_kernels_order_once_and_said(four_bits: str, run_cli: RunCli) -> None:
     run = ["-m", four_bits, "--policy", "none", "-n", "4", "-p", "x", "-v"]
     for is_first in (True, False):
-        outcome = run_cli(run)
-        assert outcome.code == 0, outcome.err
+        outcome = run_cli(run).ended()
         assert "bfloat16 from int4 (from awq), multiplied as packed, on cpu" in outcome.err
         assert "target: 100% of the layers' weights are multiplied as packed" in outcome.err
         assert outcome.err.count("packing once: ") == is_first
@@ -102,8 +98,7 @@ def test_a_run_that_was_made_with_other_weights_or_numbers_is_not_resumed(four_b
     assert run_cli(run, files=files).code == 0
     assert (written()[0]["config"]["quant"], written()[0]["config"]["dtype"]) == ("repacked", "bfloat16")
     assert run_cli([*run, "--resume", "--quant", "auto"]).code == 0  # the same weights
-    outcome = run_cli([*run, "--resume", "--quant", "none"])
-    assert outcome.code == 2
+    outcome = run_cli([*run, "--resume", "--quant", "none"]).ended(2)
     assert "quant" in outcome.err
     assert "dtype" in outcome.err
 
@@ -120,6 +115,4 @@ def test_weights_that_other_numbers_would_let_a_cpu_multiply_are_named(
     run = ["-m", folder, "--policy", "none", "-n", "4", "-p", "x"]
     note = "weights are unpacked in each pass; --dtype bfloat16 multiplies them as they are"
     for options, is_said in (("int8 --dtype float32", not compiles), ("int8", False), ("nf4 --dtype float32", False)):
-        outcome = run_cli([*run, "--quant", *options.split()])
-        assert outcome.code == 0, outcome.err
-        assert outcome.err.count(note) == is_said
+        assert run_cli([*run, "--quant", *options.split()]).ended().err.count(note) == is_said

@@ -34,17 +34,13 @@ def test_other_machines_need_a_key_that_is_there(run_cli: RunCli, tmp_path: Path
 
 
 def test_a_folder_of_conversations_is_checked_and_the_prompt_cache_refused(run_cli: RunCli, tmp_path: Path) -> None:
-    refused = run_cli(["--prompt-cache", str(tmp_path / "file")], command="serve")
-    assert refused.code == 2
-    assert "--slots-dir" in refused.err
+    assert "--slots-dir" in run_cli(["--prompt-cache", str(tmp_path / "file")], command="serve").ended(2).err
     (tmp_path / "file").touch()
-    taken = run_cli(["--port", "18089", "--slots-dir", str(tmp_path / "file")], command="serve")
-    assert taken.code == 2
+    taken = run_cli(["--port", "18089", "--slots-dir", str(tmp_path / "file")], command="serve").ended(2)
     assert f"'{tmp_path / 'file'}' cannot be a folder of conversations" in taken.err
     assert "--slots-dir" in taken.err
     assert "--slots-size: 'much' is not a size" in run_cli(["--slots-size", "much"], command="serve").err
-    alone = run_cli(["--slots-size", "1GiB"], command="serve")
-    assert alone.code == 2
+    alone = run_cli(["--slots-size", "1GiB"], command="serve").ended(2)
     assert "--slots-size bounds the files of --slots-dir" in alone.err
 
 

@@ -77,8 +77,7 @@ def judged(
 
 
 def test_every_form_has_a_row_a_mode(bench: Any) -> None:
-    table = bench("-r", "2", "--temp", "0")
-    assert table.code == 0, table.err
+    table = bench("-r", "2", "--temp", "0").ended()
     _, _, headings, _, *rows = table.out.splitlines()
     assert headings.startswith("| mode")
     assert [row.split()[1] for row in rows] == ["plain", "tree"]
@@ -133,8 +132,7 @@ def test_modes_take_turns_in_beginning(engine: Engine, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("drawn", [[], ["--temp", "0"], ["--temp", "0.8", "--top-p", "0.95", "--seed", "7"]])
 def test_check_passes_where_texts_are_the_targets_own(drawn: list[str], bench: Any) -> None:
-    outcome = bench("--check", *drawn)
-    assert outcome.code == 0, outcome.err
+    outcome = bench("--check", *drawn).ended()
     temperature = drawn[1] if drawn else "0"  # the pair's own
     assert outcome.out.startswith(f"lossless: 2 of 2 texts at temperature {temperature} equal plain decoding's")
     found = json.loads(bench("--check", "--json", *drawn).out)["check"]
@@ -163,8 +161,7 @@ def test_check_fails_where_a_verifier_accepts_what_it_must_not(bench: Any, monke
         return Acceptance(path=tuple(path), next_token=rows.best(node))
 
     monkeypatch.setattr("edgespec.decode.start.verifier", lambda _sampling, _draw, _noise: accept_first)
-    outcome = bench("--check", "--temp", "0")
-    assert outcome.code == 1
+    outcome = bench("--check", "--temp", "0").ended(1)
     assert "NOT LOSSLESS" in outcome.out
     assert re.search(r"a DIFFERENCE \(logits [\d.e+-]+ apart", outcome.out)
 
@@ -178,8 +175,7 @@ def test_check_fails_where_a_tree_is_verified_with_the_noise_of_another_position
         return walk(tree, lambda node, depth: noise.draw(rows.probs(node), depth + 1 + (depth > 0)))
 
     monkeypatch.setattr("edgespec.verify.rules.verify_coupled", one_too_far)
-    outcome = bench("--check", "--temp", "0.8", "--tree-depth", "4")
-    assert outcome.code == 1
+    outcome = bench("--check", "--temp", "0.8", "--tree-depth", "4").ended(1)
     assert re.search(r"leaves plain decoding's at .* a DIFFERENCE \(logits [\d.e+-]+ apart", outcome.out)
 
 
@@ -294,8 +290,7 @@ def test_long_texts_are_read_again_in_pieces(engine: Engine, monkeypatch: pytest
 )
 def test_what_makes_no_sense_is_refused(arguments: list[str], named: str, bench: Any) -> None:
     arguments = arguments if "--policy" not in arguments else [*arguments, "--tree-size", "auto"]
-    outcome = bench(*arguments)
-    assert outcome.code == 2
+    outcome = bench(*arguments).ended(2)
     assert named in outcome.err or "not used by --policy none" in outcome.err
 
 
@@ -306,6 +301,4 @@ def test_a_target_without_a_draft_is_refused(run_cli: RunCli, pair_folders: tupl
 
 def test_prompts_are_limited_and_the_built_in_ones_are_the_default(run_cli: RunCli) -> None:
     options = ["--limit", "1", "-r", "1", "-n", "4", "--tree-size", "4", "--json"]
-    outcome = run_cli(options, command="bench")
-    assert outcome.code == 0, outcome.err
-    assert json.loads(outcome.out)["results"][0]["prompts"] == 1
+    assert json.loads(run_cli(options, command="bench").ended().out)["results"][0]["prompts"] == 1

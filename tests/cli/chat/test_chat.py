@@ -66,8 +66,7 @@ def talk(engine: Engine, capsys: pytest.CaptureFixture[str]) -> Talk:
 
 def test_a_pipe_is_one_turn_with_the_answer_alone_on_stdout(run_cli: RunCli) -> None:
     options = ["--temp", "0", "-n", "7", "--tree-size", "4"]
-    outcome = run_cli(options, stdin="def f(x):\n    return\n", command="chat")
-    assert outcome.code == 0
+    outcome = run_cli(options, stdin="def f(x):\n    return\n", command="chat").ended()
     with Engine.from_pretrained(dtype="float32", self_check=False) as engine:
         expected = engine.generate("def f(x):\n    return", max_new_tokens=7, sampling=GREEDY).text
     assert outcome.out == expected + "\n"
@@ -76,8 +75,7 @@ def test_a_pipe_is_one_turn_with_the_answer_alone_on_stdout(run_cli: RunCli) -> 
     assert len(outcome.err.splitlines()) <= 6
     quiet = run_cli([*options, "-q", "-p", "def f(x):\n    return"], command="chat")
     assert (quiet.out, quiet.err) == (outcome.out, "")
-    by_flag = run_cli([*options, "-q", "-p", "-"], stdin="def f(x):\n    return\n", command="chat")
-    assert by_flag.out == outcome.out
+    assert run_cli([*options, "-q", "-p", "-"], stdin="def f(x):\n    return\n", command="chat").out == outcome.out
 
 
 def test_a_prompt_and_a_pipe_are_one_message(run_cli: RunCli, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -140,8 +140,7 @@ def test_its_models_are_loaded_where_no_others_are_named(say: Say, home: Path, t
 
 @pytest.mark.parametrize("options", [["--single-turn", "-p", "a"], []], ids=["one turn", "a pipe"])
 def test_a_single_turn_resumes_nothing(options: list[str], run_cli: RunCli) -> None:
-    outcome = run_cli(["--resume", *options], stdin="a", command="chat")
-    assert outcome.code == 2
+    outcome = run_cli(["--resume", *options], stdin="a", command="chat").ended(2)
     assert "--resume opens a chat on a terminal" in outcome.err
 
 

@@ -96,12 +96,7 @@ def test_without_tools_or_calls_nothing_is_asked_for(engine: Engine) -> None:
 def test_the_flag_reads_a_file(run_cli: RunCli) -> None:
     files = {"tools.json": json.dumps(TOOLS), "t.jinja": TEMPLATE, "wrong.json": '[{"name": "sun"}]'}
     common = ["-p", "The weather?", "-n", "8", "--temp", "0", "--chat-template", "t.jinja", "--tools"]
-    outcome = run_cli([*common, "tools.json"], files=files, command="chat")
-    assert outcome.code == 0, outcome.err
-    assert outcome.out.strip()
-    wrong = run_cli([*common, "wrong.json"], command="chat")
-    assert wrong.code == 2
-    assert "--tools: tools.0" in wrong.err
+    assert run_cli([*common, "tools.json"], files=files, command="chat").ended().out.strip()
+    assert "--tools: tools.0" in run_cli([*common, "wrong.json"], command="chat").ended(2).err
     assert "no-file.json" in run_cli([*common, "no-file.json"], command="chat").err
-    without = run_cli(["-p", "a", "-n", "2", "--tools", "tools.json"], command="chat")
-    assert "tools need a chat template" in without.err
+    assert "tools need a chat template" in run_cli(["-p", "a", "-n", "2", "--tools", "tools.json"], command="chat").err

@@ -38,8 +38,7 @@ def completions(*bodies: dict[str, Any]) -> dict[str, str]:
 
 
 def bodies(run_cli: RunCli, options: list[str], files: dict[str, str]) -> list[dict[str, Any]]:
-    outcome = run_cli([*OPTIONS, *options, "--format", "openai-batch"], files=files)
-    assert outcome.code == 0, outcome.err
+    outcome = run_cli([*OPTIONS, *options, "--format", "openai-batch"], files=files).ended()
     return [json.loads(line)["response"]["body"] for line in outcome.out.splitlines()]
 
 

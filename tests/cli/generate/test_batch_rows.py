@@ -40,8 +40,7 @@ def test_each_row_is_read_as_its_endpoint_does_and_the_others_run(run_cli: RunCl
         row("swapped", "/v1/completions", CHAT),
     )
     command = ["in.jsonl", *OPTIONS, "--format", "openai-batch", "-o", "out.jsonl"]
-    outcome = run_cli(command, files=files)
-    assert outcome.code == 3
+    outcome = run_cli(command, files=files).ended(3)
     lines = [json.loads(line) for line in (tmp_path / "cwd" / "out.jsonl").read_text().splitlines()]
     found = {line["custom_id"]: line for line in lines}
     for name in ("text", "ids"):
@@ -125,8 +124,7 @@ def test_a_response_is_what_chat_completions_write(run_cli: RunCli, tmp_path: Pa
         *(row(f"c{number}", "/v1/chat/completions", body) for number, body in enumerate(chats)),
         *(row(f"r{number}", "/v1/responses", body) for number, body in enumerate(responses)),
     )
-    outcome = run_cli(["in.jsonl", *OPTIONS, "--format", "openai-batch", "-o", "out.jsonl"], files=files)
-    assert outcome.code == 0, outcome.err
+    outcome = run_cli(["in.jsonl", *OPTIONS, "--format", "openai-batch", "-o", "out.jsonl"], files=files).ended()
     lines = [json.loads(line) for line in (tmp_path / "cwd" / "out.jsonl").read_text().splitlines()]
     bodies = [line["response"]["body"] for line in lines]
     for chat, response in zip(bodies[:4], bodies[4:], strict=True):

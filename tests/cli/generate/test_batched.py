@@ -90,8 +90,7 @@ def test_a_run_goes_on_however_many_texts_are_under_way(
     lines = Path("out.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
     for left in (lines[:2], [*lines[:2], lines[2][:40]]):
         Path("out.jsonl").write_text("".join(left), encoding="utf-8")
-        outcome = run_cli([*command, "-np", parallel, "--resume"], files=jsonl(MIXED))
-        assert outcome.code == 0, outcome.err
+        outcome = run_cli([*command, "-np", parallel, "--resume"], files=jsonl(MIXED)).ended()
         assert "2 of 6 prompts are done" in outcome.err
         assert ("a torn last line is cut off" in outcome.err) == (len(left) == 3)
         found = written("out.jsonl")
@@ -122,8 +121,7 @@ def test_an_interrupt_keeps_every_text_that_ended_with_the_pass(
 
     monkeypatch.setattr(TextHandle, "take", press)
     monkeypatch.setattr("sys.argv", ["edgespec", "generate", "p.jsonl", "-o", "out.jsonl", "--overwrite"])
-    outcome = run_cli([*command, "--overwrite"], files=jsonl(rows))
-    assert outcome.code == 130
+    outcome = run_cli([*command, "--overwrite"], files=jsonl(rows)).ended(130)
     assert sorted(ids(written("out.jsonl"))) == ["a", "b"]
     assert "stopped with 2 of 6 records written\n" in outcome.err
     assert "to go on: edgespec generate p.jsonl -o out.jsonl --resume" in outcome.err

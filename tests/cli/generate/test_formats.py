@@ -91,9 +91,7 @@ def test_the_whole_of_spec_bench_is_answered_and_every_task_can_be_evaluated(
     files = {"question.jsonl": jsonl(questions)["p.jsonl"]}
     small = ["-n", "2", "--tree-size", "2"]
     command = ["question.jsonl", *options[1:], *small, "--format", "specbench", "-o", "out"]
-    outcome = run_cli(command, files=files)
-    assert outcome.code == 0, outcome.err
-    assert "prompts: 480 rows, MT-Bench turns (560 turns)" in outcome.err
+    assert "prompts: 480 rows, MT-Bench turns (560 turns)" in run_cli(command, files=files).ended().err
     answers = lines(Path("out").read_text(encoding="utf-8"))
     assert [answer["question_id"] for answer in answers] == list(range(81, 561))
     assert len({answer["answer_id"] for answer in answers}) == 480
@@ -121,8 +119,7 @@ def test_a_failed_row_is_no_spec_bench_answer(
         return submit(self, request, **options)
 
     monkeypatch.setattr(Engine, "submit", fail)
-    outcome = run_cli([*options, "--format", "specbench"], files=jsonl(QUESTIONS))
-    assert outcome.code == 3
+    outcome = run_cli([*options, "--format", "specbench"], files=jsonl(QUESTIONS)).ended(3)
     assert [answer["question_id"] for answer in lines(outcome.out)] == [81]
     batch = run_cli([*options, "--format", "openai-batch"], files=jsonl(["x = ", "def main("]))
     failed, good = lines(batch.out)
@@ -153,9 +150,7 @@ def test_batch_responses_are_those_of_the_endpoint_that_was_asked(run_cli: RunCl
 
 
 def test_a_batch_has_no_place_for_turns(run_cli: RunCli, options: list[str]) -> None:
-    outcome = run_cli([*options, "--format", "openai-batch"], files=jsonl(QUESTIONS))
-    assert outcome.code == 2
-    assert "line 1 has 2 turns" in outcome.err
+    assert "line 1 has 2 turns" in run_cli([*options, "--format", "openai-batch"], files=jsonl(QUESTIONS)).ended(2).err
 
 
 @pytest.mark.parametrize(
@@ -167,17 +162,14 @@ def test_a_run_goes_on_in_each_format(name: str, rows: list[Any], run_cli: RunCl
     whole = lines(Path("out").read_text())
     assert len(whole) == 4
     Path("out").write_text("".join(json.dumps(line) + "\n" for line in whole[:3]) + '{"torn')
-    outcome = run_cli([*command, "--resume"], files=jsonl(rows))
-    assert outcome.code == 0, outcome.err
+    outcome = run_cli([*command, "--resume"], files=jsonl(rows)).ended()
     assert "3 of 4 prompts are done, a torn last line is cut off" in outcome.err
     entries = [read_entry(name, line) for line in Path("out").read_bytes().splitlines()]
     first = [str(row.get("question_id", row.get("custom_id"))) for row in rows]
     assert [entry.id for entry in entries if entry] == [*first, *(f"{row}#2" for row in first)]
     changed = [{**rows[0], "seed": 5}, rows[1]]
     for files, flags in ((jsonl(changed), []), (jsonl(rows), ["--top-k", "3"])):
-        refused = run_cli([*command, *flags, "--resume"], files=files)
-        assert refused.code == 2
-        assert "'out'" in refused.err
+        assert "'out'" in run_cli([*command, *flags, "--resume"], files=files).ended(2).err
 
 
 @settings(max_examples=150, deadline=None)

@@ -90,8 +90,7 @@ def test_the_same_seed_gives_the_same_text_and_another_seed_another(run_cli: Run
 
 def test_one_prompt_streams_its_text_to_stdout_and_the_rest_to_stderr(run_cli: RunCli, pair_options: list[str]) -> None:
     options = [*pair_options, "-n", "12", "--temp", "0", "--seed", "1"]
-    outcome = run_cli(["p.txt", *options], files={"p.txt": "def main("})
-    assert outcome.code == 0
+    outcome = run_cli(["p.txt", *options], files={"p.txt": "def main("}).ended()
     record = records(run_cli(["p.jsonl", *options, "--ordered"], files={"p.jsonl": ROWS}))[0]
     assert outcome.out == record["text"] + "\n"
     assert "tok/pass" in outcome.err
@@ -125,9 +124,7 @@ def test_an_output_file_is_never_overwritten_unasked(run_cli: RunCli, pair_optio
     assert run_cli(options, files={"p.jsonl": ROWS}).code == 0
     written = (tmp_path / "out.jsonl").read_text()
     assert len(written.splitlines()) == 2
-    refused = run_cli(options, files={"p.jsonl": ROWS})
-    assert refused.code == 2
-    assert "--overwrite" in refused.err
+    assert "--overwrite" in run_cli(options, files={"p.jsonl": ROWS}).ended(2).err
     assert (tmp_path / "out.jsonl").read_text() == written
     assert run_cli([*options, "--overwrite"], files={"p.jsonl": ROWS}).code == 0
 
@@ -152,8 +149,7 @@ def test_a_text_ends_at_the_stop_token_and_says_so(
 
 
 def test_a_text_that_fills_the_context_says_so(run_cli: RunCli, pair_options: list[str]) -> None:
-    outcome = run_cli(["p.txt", *pair_options, "-n", "-1", "--temp", "0"], files={"p.txt": "x" * 240})
-    assert outcome.code == 0
+    outcome = run_cli(["p.txt", *pair_options, "-n", "-1", "--temp", "0"], files={"p.txt": "x" * 240}).ended()
     assert "stopped: context" in outcome.err
     assert "16 tokens" in outcome.err
 
@@ -162,8 +158,7 @@ def test_without_a_draft_trees_have_what_the_text_repeats_or_decoding_is_plain(
     run_cli: RunCli, pair_folders: tuple[Path, Path]
 ) -> None:
     arguments = ["p.txt", "-m", str(pair_folders[0]), "-n", "4", "--temp", "0"]
-    outcome = run_cli(arguments, files={"p.txt": "def main("})
-    assert outcome.code == 0
+    outcome = run_cli(arguments, files={"p.txt": "def main("}).ended()
     assert "no draft (-md): trees have what the text repeats" in outcome.err
     outcome = run_cli([*arguments, "--lookup", "off"], files={"p.txt": "def main("})
     assert "no draft (-md): decoding plainly" in outcome.err

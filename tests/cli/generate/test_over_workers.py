@@ -137,8 +137,7 @@ def test_a_run_goes_on_where_another_ended(run_cli: RunCli, options: list[str], 
     outcome = run_cli([*options, "--resume", "--ray", "--workers", "2"])
     assert compared(kept(outcome)) == expected
     assert "resuming 'out.jsonl'" in outcome.err
-    other = run_cli([*options, "--resume", "--ray", "--workers", "2", "--top-k", "3"])
-    assert other.code == 2
+    other = run_cli([*options, "--resume", "--ray", "--workers", "2", "--top-k", "3"]).ended(2)
     assert "top_k 0 there, 3 here" in other.err
 
 
@@ -200,8 +199,7 @@ def test_a_worker_with_other_weights_is_refused_before_any_is_read(
 
     spread_inline(monkeypatch, opened=opened)
     monkeypatch.setattr("edgespec.engine.load_models", lambda *_a, **_k: pytest.fail("weights are read"))
-    outcome = run_cli([*options, "--ray", "--workers", "2"], files=jsonl(ROWS))
-    assert outcome.code == 1
+    outcome = run_cli([*options, "--ray", "--workers", "2"], files=jsonl(ROWS)).ended(1)
     assert outcome.err.count("Error: ") == 1
     assert "worker 2 would not write what worker 1 writes: target " in outcome.err
     assert not Path("out.jsonl").exists()
@@ -211,8 +209,7 @@ def test_a_dry_run_loads_and_writes_nothing(
     run_cli: RunCli, options: list[str], crews: list[InlinePool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("edgespec.engine.load_models", lambda *_a, **_k: pytest.fail("weights are read"))
-    outcome = run_cli([*options, "--ray", "--workers", "2", "--dry-run"], files=jsonl(ROWS))
-    assert outcome.code == 0, outcome.err
+    outcome = run_cli([*options, "--ray", "--workers", "2", "--dry-run"], files=jsonl(ROWS)).ended()
     assert "worker 1 and 1 more: target: " in outcome.err
     assert "to do: 13 prompts, 15 answers, at most " in outcome.err
     assert not Path("out.jsonl").exists()
@@ -229,8 +226,7 @@ def test_ctrl_c_keeps_what_is_written_and_says_how_to_go_on(
         return False
 
     crews = spread_inline(monkeypatch, dies=dies)
-    outcome = run_cli([*options, "--overwrite", "--ray", "--workers", "2", "-np", "2"])
-    assert outcome.code == 130
+    outcome = run_cli([*options, "--overwrite", "--ray", "--workers", "2", "-np", "2"]).ended(130)
     assert "to go on: edgespec " in outcome.err
     assert crews[0].is_closed
     part = compared(written())
@@ -254,22 +250,19 @@ def test_ctrl_c_keeps_what_is_written_and_says_how_to_go_on(
 def test_what_cannot_be_is_refused_before_anything_is_read(
     arguments: list[str], said: str, run_cli: RunCli, options: list[str], crews: list[InlinePool]
 ) -> None:
-    outcome = run_cli([*options, *arguments], files=jsonl(ROWS))
-    assert outcome.code == 2
+    outcome = run_cli([*options, *arguments], files=jsonl(ROWS)).ended(2)
     assert outcome.err.count("Error: ") == 1
     assert said in outcome.err
     assert not crews
 
 
 def test_records_go_to_a_file(run_cli: RunCli, crews: list[InlinePool]) -> None:
-    outcome = run_cli(["p.jsonl", "--ray"], files=jsonl(ROWS))
-    assert outcome.code == 2
+    outcome = run_cli(["p.jsonl", "--ray"], files=jsonl(ROWS)).ended(2)
     assert "--ray writes its records to a file: give -o FILE." in outcome.err
 
 
 def test_without_ray_the_extra_is_named(run_cli: RunCli, options: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "ray", None)
-    outcome = run_cli([*options, "--ray"], files=jsonl(ROWS))
-    assert outcome.code == 2
+    outcome = run_cli([*options, "--ray"], files=jsonl(ROWS)).ended(2)
     assert outcome.err.splitlines()[-2].startswith("Error: Ray is not installed here")
     assert outcome.err.splitlines()[-1] == "Try: Install it: pip install 'edgespec[ray]'."

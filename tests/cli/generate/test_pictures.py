@@ -36,8 +36,7 @@ def test_image_goes_with_a_prompt_and_keeps_its_place(
         "\n"
     )
     text = "Between <|vision_start|><|image_pad|><|vision_end|> words"
-    found = run_cli([*options, "--raw", "-p", text, *images[:2]])
-    assert found.out.rstrip("\n") == seeing.said(text, CAT).rstrip("\n")
+    assert run_cli([*options, "--raw", "-p", text, *images[:2]]).out.rstrip("\n") == seeing.said(text, CAT).rstrip("\n")
     assert "has 1 pictures, and '<|image_pad|>' 0 times" in run_cli([*options, "--raw", "-p", "a", *images[:2]]).err
     assert "--image goes with -p TEXT" in run_cli([*options, "p.txt", *images[:2]], files={"p.txt": "a"}).err
     assert "there is no file" in run_cli([*options, "-p", "a", "--image", "nowhere.png"]).err
@@ -68,8 +67,7 @@ def test_rows_have_images_of_their_files_folder(
         {"id": "words", "prompt": "What is this?"},
     ]  # fmt: skip
     (folder / "p.jsonl").write_text(jsonl(rows)["p.jsonl"])
-    outcome = run_cli([*options, str(folder / "p.jsonl"), "-o", str(tmp_path / "out.jsonl")])
-    assert outcome.code == 0, outcome.err
+    run_cli([*options, str(folder / "p.jsonl"), "-o", str(tmp_path / "out.jsonl")]).ended()
     found = {record["id"]: record for record in written(tmp_path / "out.jsonl")}
     truths = {
         "prompt": seeing.said(ASKED, CAT),
@@ -99,9 +97,7 @@ def test_resume_knows_another_picture_of_the_same_name(run_cli: RunCli, options:
         picture.write_bytes(saved(CAT, "WEBP", lossless=True))  # the same pixels
         assert "nothing to do" in run_cli([*arguments, "--resume"]).err
         picture.write_bytes(saved(DOG))
-        refused = run_cli([*arguments, "--resume"])
-        assert refused.code == 2
-        assert "prompts have changed" in refused.err
+        assert "prompts have changed" in run_cli([*arguments, "--resume"]).ended(2).err
 
 
 @pytest.mark.parametrize(
@@ -142,8 +138,7 @@ def test_a_bad_picture_is_its_row_s_error_and_the_others_run(
     rows = [{"id": name, **row} for name, row in BAD_ROWS.items()]
     good = {"id": "good", "prompt": "What is this?", "images": ["a.png"]}
     (tmp_path / "p.jsonl").write_text(jsonl([rows[0], good, *rows[1:]])["p.jsonl"])
-    outcome = run_cli([*options, str(tmp_path / "p.jsonl"), "-o", str(tmp_path / "out.jsonl")])
-    assert outcome.code == 3, outcome.err
+    outcome = run_cli([*options, str(tmp_path / "p.jsonl"), "-o", str(tmp_path / "out.jsonl")]).ended(3)
     found = {record["id"]: record for record in written(tmp_path / "out.jsonl")}
     assert found["good"]["text"] == seeing.said(ASKED, CAT)
     errors = {name: found[name]["error"] for name in BAD_ROWS}
@@ -180,8 +175,7 @@ def test_a_row_s_picture_is_decoded_once_or_again_beside_passes(
         (tmp_path / f"{number}.png").write_bytes(saved(image))
     rows = [{"id": str(number), "prompt": "What is this?", "images": [f"{number}.png"]} for number in range(3)]
     (tmp_path / "p.jsonl").write_text(jsonl(rows)["p.jsonl"])
-    outcome = run_cli([*options, str(tmp_path / "p.jsonl"), "-o", str(tmp_path / "out.jsonl"), "-np", "2"])
-    assert outcome.code == 0, outcome.err
+    run_cli([*options, str(tmp_path / "p.jsonl"), "-o", str(tmp_path / "out.jsonl"), "-np", "2"]).ended()
     found = {record["id"]: record["text"] for record in written(tmp_path / "out.jsonl")}
     assert found == {str(number): seeing.said(ASKED, image) for number, image in enumerate(images)}
     again = [] if most_bytes else ["edgespec-pictures_0"] * 3
@@ -190,6 +184,5 @@ def test_a_row_s_picture_is_decoded_once_or_again_beside_passes(
 
 def test_models_that_do_not_see_are_named(run_cli: RunCli, tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(saved(CAT))
-    refused = run_cli(["-p", "What?", "--image", str(tmp_path / "a.png")])
-    assert refused.code == 2
+    refused = run_cli(["-p", "What?", "--image", str(tmp_path / "a.png")]).ended(2)
     assert "does not see: it has no tower for pictures" in refused.err

@@ -169,9 +169,7 @@ def test_system_prompts_come_from_flag_file_or_row(
         assert run_cli([*common, *flags], files=files).code == 0
     own = "<s:own><u:b>"
     assert [text["prompt"] for text in asked] == ["<s:flag><u:a>", own, "<s:from file><u:a>", own, "<u:a>", own]
-    missing = run_cli([*common, "--system-file", "no.txt"], files=files)
-    assert missing.code == 4
-    assert "no.txt" in missing.err
+    assert "no.txt" in run_cli([*common, "--system-file", "no.txt"], files=files).ended(4).err
 
 
 def test_prompts_come_from_flag_stdin_or_file_but_from_one(run_cli: RunCli, options: list[str]) -> None:
@@ -179,9 +177,7 @@ def test_prompts_come_from_flag_stdin_or_file_but_from_one(run_cli: RunCli, opti
         (record,) = records(run_cli([*arguments, *options, "-n", "2", "--format", "jsonl"], stdin=stdin))
         assert (record["prompt"], record["id"]) == (DEF, "0")
     for arguments in (["p.txt", "-p", "x"], ["p.txt", "-f", "p.txt"], [], ["-p", "x", "--lines"]):
-        outcome = run_cli([*arguments, *options], files={"p.txt": "x"})
-        assert outcome.code == 2
-        assert "Error: " in outcome.err
+        assert "Error: " in run_cli([*arguments, *options], files={"p.txt": "x"}).ended(2).err
     for flags in (["-p", "\udcff"], ["-p", "x", "--system", "\udcff"], ["-p", "x", "--stop", "\udcff"]):
         assert "is not UTF-8" in run_cli([*flags, *options]).err
     assert "-p has an empty prompt" in run_cli(["-p", "", *options]).err
@@ -207,8 +203,7 @@ def test_it_is_shown_how_far_a_long_prompt_is_read(
     assert new[1] < 30
     if not is_terminal:
         assert all(re.search(rf"prefill \d+/{count} tok", record_run.err) for count in new)
-    quiet = run_cli(["-p", "x" * 90, *options, "-n", "2", "-q"])
-    assert "prefill" not in quiet.err
+    assert "prefill" not in run_cli(["-p", "x" * 90, *options, "-n", "2", "-q"]).err
 
 
 def test_records_go_to_stdout_where_a_bar_is_drawn_on_the_terminal(
@@ -234,9 +229,7 @@ def test_rows_are_selected_and_repeated(run_cli: RunCli, options: list[str], ask
     asked.clear()
     assert ids("--limit", "2", "--repeat", "2") == ["r0", "r1", "r0#2", "r1#2"]
     assert [(text["seed"], text["name"]) for text in asked] == [(4, "r0"), (4, "r1"), (4, "r0#2"), (4, "r1#2")]
-    outcome = run_cli([*common, "--only", "r7"], files=files)
-    assert outcome.code == 2
-    assert "'r7'" in outcome.err
+    assert "'r7'" in run_cli([*common, "--only", "r7"], files=files).ended(2).err
     assert "selected: 2 of 6 rows" in run_cli([*common, "--limit", "2"], files=files).err
 
 
@@ -263,8 +256,7 @@ def test_a_dry_run_checks_and_plans_and_touches_nothing(
 ) -> None:
     files = jsonl([{"turns": [DEF, IMPORT]}, {"prompt": "a", "max_new_tokens": 8}])
     common = ["p.jsonl", *options, "-n", "50", "--dry-run"]
-    outcome = run_cli([*common, "-o", str(tmp_path / "out.jsonl")], files=files)
-    assert outcome.code == 0, outcome.err
+    outcome = run_cli([*common, "-o", str(tmp_path / "out.jsonl")], files=files).ended()
     assert outcome.out == ""
     assert not (tmp_path / "out.jsonl").exists()
     for part in ("keys and values", "2 prompts, 3 answers, at most 108 new tokens", "edgespec profile", "nothing was"):
@@ -273,8 +265,7 @@ def test_a_dry_run_checks_and_plans_and_touches_nothing(
     skipped = run_cli(common, files=mixed).err
     assert "skipped: line 2 " in skipped
     assert "to do: 1 prompt, 1 answer, at most 50 new tokens" in skipped
-    too_long = run_cli([*common, "--truncate", "fail"], files=mixed)
-    assert too_long.code == 2
+    too_long = run_cli([*common, "--truncate", "fail"], files=mixed).ended(2)
     assert "line 2: with all 2 turns, the prompt has 26" in too_long.err
 
     profile = example_profile()
@@ -425,8 +416,7 @@ def test_an_interrupt_ends_the_run_with_whole_records_and_the_way_to_go_on(
     out = tmp_path / "out.jsonl"
     command = ["p.jsonl", *options, *seed, "-n", "24", "-np", "1", "-o", str(out)]
     before = signal.getsignal(signal.SIGINT)
-    outcome = run_cli(command, files=jsonl(["a", "b", "c"]))
-    assert outcome.code == 130
+    outcome = run_cli(command, files=jsonl(["a", "b", "c"])).ended(130)
     assert len(calls) == 1  # no pass after the one that was under way
     assert signal.getsignal(signal.SIGINT) is before
     assert [json.loads(line)["id"] for line in out.read_text().splitlines()] == ["0"]
@@ -467,8 +457,7 @@ def test_many_texts_are_shown_on_a_terminal(
     run_cli: RunCli, options: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    outcome = run_cli(["p.txt", "--lines", *options, "-n", "4"], files={"p.txt": f"{DEF}\n{IMPORT}\n"})
-    assert outcome.code == 0
+    outcome = run_cli(["p.txt", "--lines", *options, "-n", "4"], files={"p.txt": f"{DEF}\n{IMPORT}\n"}).ended()
     assert not outcome.out.startswith("{")
     assert "[1/2] id=0\n[2/2] id=1\n" in outcome.err
 

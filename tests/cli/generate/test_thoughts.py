@@ -23,8 +23,7 @@ ROWS = [
 
 def run(run_cli: RunCli, *options: str, rows: list[Any] = ROWS) -> tuple[dict[str, Any], str]:
     files = {"in.jsonl": "".join(json.dumps(row) + "\n" for row in rows), "t.jinja": TEMPLATE}
-    outcome = run_cli(["in.jsonl", *OPTIONS, *options], files=files)
-    assert outcome.code == 0, outcome.err
+    outcome = run_cli(["in.jsonl", *OPTIONS, *options], files=files).ended()
     return {record["id"]: record for record in map(json.loads, outcome.out.splitlines())}, outcome.err
 
 

@@ -15,8 +15,7 @@ def run_rows(run_cli: RunCli, pair_folders: tuple[Path, Path]) -> Any:
         options = ["-m", str(pair_folders[0]), "-md", str(pair_folders[1]), "--temp", "0", "-n", "12", "--ordered",
                    "--tree-size", size]  # fmt: skip
         files = {"p.jsonl": "".join(json.dumps({"prompt": "def main(", **row}) + "\n" for row in rows)}
-        outcome = run_cli(["p.jsonl", *options, "--format", "jsonl"], files=files)
-        assert outcome.code == 0, outcome.err
+        outcome = run_cli(["p.jsonl", *options, "--format", "jsonl"], files=files).ended()
         assert "not applied" not in outcome.err
         return [json.loads(line) for line in outcome.out.splitlines()]
 

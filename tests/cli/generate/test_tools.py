@@ -55,9 +55,7 @@ def test_calls_come_back_and_results_are_read(run_cli: RunCli) -> None:
     assert "message" not in found["none"]
     prompts = {name: record["usage"]["prompt_tokens"] for name, record in found.items()}
     assert prompts["none"] == prompts["plain"] < prompts["told"]
-    again = run_cli([*COMMON, "-n", "200", "--resume"])
-    assert again.code == 0
-    assert "nothing to do" in again.err
+    assert "nothing to do" in run_cli([*COMMON, "-n", "200", "--resume"]).ended().err
 
 
 def test_forms_of_other_tools_have_the_calls(run_cli: RunCli) -> None:
@@ -67,8 +65,7 @@ def test_forms_of_other_tools_have_the_calls(run_cli: RunCli) -> None:
     (choice,) = written()[0]["response"]["body"]["choices"]
     check(choice["message"], "sun", "rain")
     assert choice["finish_reason"] == "tool_calls"
-    shown = run_cli([*COMMON[:-2], "--format", "text"], files=rows)
-    assert shown.code == 0
+    shown = run_cli([*COMMON[:-2], "--format", "text"], files=rows).ended()
     assert shown.out.strip().partition(" ")[0] in {"sun", "rain"}
     assert run_cli([*COMMON[:-1], "out.txt", "--format", "text"], files=rows).code == 0
     assert Path("out.txt").read_text().strip() == shown.out.strip()
@@ -87,15 +84,13 @@ def test_forms_of_other_tools_have_the_calls(run_cli: RunCli) -> None:
 )
 def test_what_cannot_be_honoured_is_refused_with_its_row(run_cli: RunCli, change: dict[str, Any], words: str) -> None:
     row = {"messages": ASKED, "tools": TOOLS, "max_tokens": 2, **change}
-    outcome = run_cli(COMMON, files=files(row))
-    assert outcome.code == 2
+    outcome = run_cli(COMMON, files=files(row)).ended(2)
     assert "line 1" in outcome.err
     assert words in outcome.err
 
 
 def test_a_call_is_not_required_without_a_template(run_cli: RunCli) -> None:
     row = {"messages": ASKED, "tools": TOOLS, "max_tokens": 2}
-    outcome = run_cli(["p.jsonl"], files=jsonl([{**row, "tool_choice": "required"}]))
-    assert outcome.code == 2
+    outcome = run_cli(["p.jsonl"], files=jsonl([{**row, "tool_choice": "required"}])).ended(2)
     assert "line 1: tool_choice 'required' needs tools, and a chat template" in outcome.err
     assert "not applied without a chat template: tools" in run_cli(["p.jsonl"], files=jsonl([row])).err

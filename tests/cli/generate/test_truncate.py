@@ -65,8 +65,7 @@ def test_fail_and_fail_fast_refuse_the_run_before_weights_are_read(
 
     monkeypatch.setattr(Engine, "__init__", refuse)
     for flags in (["--truncate", "fail"], ["--fail-fast"], ["--only", "long"]):
-        outcome = run_cli([*options, *flags, "-o", "out.jsonl"], files=jsonl(ROWS))
-        assert outcome.code == 2
+        outcome = run_cli([*options, *flags, "-o", "out.jsonl"], files=jsonl(ROWS)).ended(2)
         assert "Error: line 2: the prompt has 150 tokens" in outcome.err
         assert not Path("out.jsonl").exists()
     for text in ([], ["--format", "jsonl"]):
@@ -106,8 +105,7 @@ def test_what_did_not_fit_is_run_again_cut_and_other_cuts_are_not_mixed(run_cli:
     found = written()
     assert [record["id"] for record in found] == ["first", "long", "last"]
     assert found[1]["truncated"]["side"] == "left"
-    mixed = run_cli([*command, "--resume", "--truncate", "right"], files=jsonl(ROWS))
-    assert mixed.code == 2
+    mixed = run_cli([*command, "--resume", "--truncate", "right"], files=jsonl(ROWS)).ended(2)
     assert "has prompts cut by --truncate left" in mixed.err
 
 

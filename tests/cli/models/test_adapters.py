@@ -35,8 +35,7 @@ def test_adapters_are_listed_with_their_bases(
     sizes = {"a": (2, 32), "b": (32, 2)}
     matrices = [(f"blk.0.attn_v.weight.lora_{part}", size, 0, numbers) for part, size in sizes.items()]
     write_gguf(room / "below" / "style.gguf", GGUF_SETTINGS, matrices)
-    outcome = run_cli([str(room), "--json"], command="models")
-    assert outcome.code == 0, outcome.err
+    outcome = run_cli([str(room), "--json"], command="models").ended()
     content: dict[str, Any] = json.loads(outcome.out)
     assert [found["name"] for found in content["models"]] == ["acme/Base"]
     found = {adapter["name"]: adapter for adapter in content["adapters"]}

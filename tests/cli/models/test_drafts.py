@@ -29,16 +29,14 @@ def target(cache: Cache, pair_folders: tuple[Path, Path], tmp_path: Path) -> Pat
 
 
 def listed(run_cli: RunCli, *arguments: str) -> dict[str, Any]:
-    outcome = run_cli([*arguments, "--json"], command="models")
-    assert outcome.code == 0, outcome.err
+    outcome = run_cli([*arguments, "--json"], command="models").ended()
     found: dict[str, Any] = json.loads(outcome.out)
     return found
 
 
 def test_what_fits_comes_first_then_what_does_not_then_what_is_published(target: Path, run_cli: RunCli) -> None:
     beside = target.parent
-    outcome = run_cli(["--drafts", str(target)], command="models")
-    assert outcome.code == 0, outcome.err
+    outcome = run_cli(["--drafts", str(target)], command="models").ended()
     first, second, third, *published = outcome.out.splitlines()
     assert first == f"{beside / 'block'}: a DFlash drafter, 0.1 MiB"
     assert second == f"{beside / 'small'}: a smaller model of the same tokens, 0.0 MiB"
@@ -72,8 +70,7 @@ def test_a_target_by_its_name_in_the_cache_and_further_folders(
 
 
 def test_of_a_target_that_is_not_here_the_published_are_known(cache: Cache, run_cli: RunCli) -> None:
-    outcome = run_cli(["--drafts", "Qwen/Qwen3.6-27B"], command="models")
-    assert outcome.code == 0
+    outcome = run_cli(["--drafts", "Qwen/Qwen3.6-27B"], command="models").ended()
     assert "z-lab/Qwen3.6-27B-DFlash" in outcome.out
     assert "is neither a folder here nor in the local cache" in outcome.err
     outcome = run_cli(["--drafts", "acme/Nobody-7B"], command="models")
@@ -81,12 +78,9 @@ def test_of_a_target_that_is_not_here_the_published_are_known(cache: Cache, run_
 
 
 def test_a_draft_has_no_drafts_and_a_folder_without_a_model_none(target: Path, run_cli: RunCli) -> None:
-    outcome = run_cli(["--drafts", str(target.parent / "block")], command="models")
-    assert outcome.code == 2
+    outcome = run_cli(["--drafts", str(target.parent / "block")], command="models").ended(2)
     assert "it drafts for it, and is no target" in outcome.err
-    outcome = run_cli(["--drafts", str(target.parent)], command="models")
-    assert outcome.code == 4
-    assert "has no model.safetensors" in outcome.err
+    assert "has no model.safetensors" in run_cli(["--drafts", str(target.parent)], command="models").ended(4).err
 
 
 def test_the_targets_own_layer_takes_the_place_of_files_that_have_it(

@@ -65,9 +65,7 @@ def test_two_names_of_one_file_are_refused_where_one_is_written(
     monkeypatch.setenv("EDGESPEC_CONFIG", "config.toml")
     files = {"p.jsonl": PROMPTS, "schema": '{"type": "object"}', "config.toml": ""}
     before = (pair_folders[0] / "config.json").read_bytes()
-    outcome = run_cli(["p.jsonl", *options.split()], files=files)
-    assert outcome.code == 1
-    assert named in outcome.err
+    assert named in run_cli(["p.jsonl", *options.split()], files=files).ended(1).err
     assert {name: (folder / name).read_text() for name in files} == files
     assert (folder / "results").read_text() == "kept"
     assert (pair_folders[0] / "config.json").read_bytes() == before
@@ -111,7 +109,6 @@ def test_a_chat_is_not_saved_over_a_file_in_use(run_cli: RunCli, monkeypatch: py
 
     monkeypatch.setattr(command, "use_prompt_cache", lambda *_: None)
     monkeypatch.setattr("edgespec.cli.chat.loop.single_turn", single_turn)
-    outcome = run_cli(["-p", "x", "--prompt-cache", "cache"], command="chat")
-    assert outcome.code == 1
+    outcome = run_cli(["-p", "x", "--prompt-cache", "cache"], command="chat").ended(1)
     assert "/save and --prompt-cache are one file: 'cache'." in outcome.err
     assert Path("cache").read_text() == "rows"

@@ -164,9 +164,7 @@ def test_a_draft_belongs_to_the_model_that_it_was_named_with(
 def test_options_without_what_they_belong_to_are_refused(
     arguments: list[str], named: str, cache: Cache, run_cli: RunCli
 ) -> None:
-    outcome = run_cli(arguments, command="estimate")
-    assert outcome.code == 2
-    assert named in outcome.err
+    assert named in run_cli(arguments, command="estimate").ended(2).err
 
 
 def test_what_is_to_be_downloaded_is_named_with_its_owner_or_not_at_all(
@@ -176,8 +174,7 @@ def test_what_is_to_be_downloaded_is_named_with_its_owner_or_not_at_all(
     for name in ("target-7b", "ownerless"):
         if name == "ownerless":
             next(cache.put(name, pair_folders[0]).glob("model-00001-of-*")).unlink()
-        refused = run_cli([name], command="estimate")
-        assert refused.code == 4
+        refused = run_cli([name], command="estimate").ended(4)
         assert "hf download" not in refused.err
     assert "shards are missing" in refused.err
     assert "hf download acme/target-7b, or --online" in run_cli(["acme/target-7b"], command="estimate").err
@@ -190,8 +187,7 @@ def test_an_incomplete_snapshot_names_what_is_missing(cache: Cache, run_cli: Run
     shards = sorted(set(json.loads((folder / INDEX_NAME).read_text())["weight_map"].values()))
     for shard in shards[:2]:
         (folder / shard).unlink()
-    outcome = run_cli(["acme/Target-70B"], command="estimate")
-    assert outcome.code == 4
+    outcome = run_cli(["acme/Target-70B"], command="estimate").ended(4)
     assert f"2 of {len(shards)} shards are missing" in outcome.err
     assert f"{shards[0]}, {shards[1]}" in outcome.err
     assert "hf download acme/Target-70B" in outcome.err
@@ -202,9 +198,7 @@ def test_a_link_that_leads_nowhere_is_a_missing_shard(cache: Cache, run_cli: Run
     folder = resolve_model("acme/Draft-1B")
     (folder / "model.safetensors").unlink()
     (folder / "model.safetensors").symlink_to("../../blobs/gone")
-    outcome = run_cli(["acme/Draft-1B"], command="estimate")
-    assert outcome.code == 4
-    assert "1 of 1 shards are missing" in outcome.err
+    assert "1 of 1 shards are missing" in run_cli(["acme/Draft-1B"], command="estimate").ended(4).err
 
 
 def test_other_weight_formats_have_explanations_of_their_own(

@@ -217,8 +217,7 @@ def test_what_a_policy_does_not_use_or_cannot_is_one_error(options: list[str], n
 
 def test_policy_none_uses_no_draft(run_cli: RunCli, pair_folders: tuple[Path, Path]) -> None:
     options = ["-m", str(pair_folders[0]), "-md", str(pair_folders[1]), "-n", "4", "--policy", "none", "--temp", "0"]
-    outcome = run_cli(["p.jsonl", *options], files={"p.jsonl": ROWS})
-    assert outcome.code == 0
+    outcome = run_cli(["p.jsonl", *options], files={"p.jsonl": ROWS}).ended()
     assert '"draft_model": null' in outcome.out
     assert '"mode": "off"' in outcome.out
 
@@ -233,8 +232,7 @@ def test_requests_that_are_not_honoured_are_named(run_cli: RunCli, pair_folders:
 
 def test_greedy_is_temperature_0(run_cli: RunCli, pair_folders: tuple[Path, Path]) -> None:
     options = ["p.jsonl", "-m", str(pair_folders[0]), "-n", "1", "--greedy"]
-    outcome = run_cli(options, files={"p.jsonl": ROWS})
-    assert '"temperature": 0.0' in outcome.out
+    assert '"temperature": 0.0' in run_cli(options, files={"p.jsonl": ROWS}).out
     assert run_cli([*options, "--temp", "0.5"], files={"p.jsonl": ROWS}).code == 2
 
 
@@ -247,8 +245,7 @@ def test_all_layers_resident_is_a_demand(run_cli: RunCli, pair_folders: tuple[Pa
     layers = next(num_bytes for what, num_bytes in placement.device_bytes.items() if "resident" in what)
     # The stream of all layers needs a little less than all layers; room for that only.
     enough_to_stream = placement.planned_bytes - layers + 100_000
-    outcome = run_cli(["p.jsonl", *options, "--max-cpu-mem", str(enough_to_stream)], files={"p.jsonl": ROWS})
-    assert outcome.code == 5
+    outcome = run_cli(["p.jsonl", *options, "--max-cpu-mem", str(enough_to_stream)], files={"p.jsonl": ROWS}).ended(5)
     assert "of 3 layers fit" in outcome.err
 
 
@@ -258,7 +255,5 @@ def test_a_context_size_bounds_the_text(run_cli: RunCli, pair_folders: tuple[Pat
     assert run_cli(["p.jsonl", *options, "-c", "12"], files=files).code == 0
     record = json.loads(Path("out.jsonl").read_text())
     assert (record["finish_reason"], len(record["token_ids"])) == ("context", 3)
-    refused = run_cli(["p.jsonl", *options, "-c", "9"], files=files)
-    assert refused.code == 2
-    assert "the prompt has 9 tokens" in refused.err
+    assert "the prompt has 9 tokens" in run_cli(["p.jsonl", *options, "-c", "9"], files=files).ended(2).err
     assert "256 positions" in run_cli(["p.jsonl", *options, "-c", "1k"], files=files).err

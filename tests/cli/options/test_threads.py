@@ -18,8 +18,7 @@ TEXT = ["-p", "def main(", "-n", "3", "--temp", "0"]
 @pytest.mark.parametrize("threads", ["0", "-2", "4097"])
 @pytest.mark.parametrize("command", ["bench", "chat", "generate", "profile"])
 def test_a_number_that_the_machine_does_not_have_is_one_error(command: str, threads: str, run_cli: RunCli) -> None:
-    outcome = run_cli([f"--threads={threads}"], command=command)
-    assert outcome.code == 2
+    outcome = run_cli([f"--threads={threads}"], command=command).ended(2)
     named, way_out = outcome.err.splitlines()
     assert named.startswith(f"Error: --threads {threads} is not between 1 and {os.cpu_count()}")
     assert way_out.startswith("Try: ")
@@ -48,8 +47,7 @@ def test_records_hold_the_number_and_more_than_there_are_cores_is_a_remark(
 ) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
     monkeypatch.setattr(cpu, "read_cpu", lambda: Cpu(machine=4, allowed=(0, 1), physical=1, quota=None))
-    outcome = run_cli([*TEXT, "--format", "jsonl", "-t", "2"])
-    assert outcome.code == 0, outcome.err
+    outcome = run_cli([*TEXT, "--format", "jsonl", "-t", "2"]).ended()
     assert json.loads(outcome.out)["threads"] == torch.get_num_threads() == 2
     assert "--threads 2: 1 have a core of their own here" in outcome.err
     assert "a core of their own" not in run_cli([*TEXT, "-t", "1"]).err

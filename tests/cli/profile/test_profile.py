@@ -106,8 +106,7 @@ def test_other_programs_that_ran_meanwhile_are_named_once(run_cli: RunCli, monke
     monkeypatch.setattr(profile_pair, "SIZES", (1,))
     for busy, times in ((1.5, 1), (0.1, 0), (None, 0)):
         monkeypatch.setattr(threads.OthersLoad, "__call__", lambda _load, busy=busy: busy)
-        found = run_cli(["--prompts", "p.jsonl", "--temps", "0"], files=FILES, command="profile")
-        assert found.code == 0, found.err
+        found = run_cli(["--prompts", "p.jsonl", "--temps", "0"], files=FILES, command="profile").ended()
         said = "other programs kept 1.5 processors busy while this was measured"
         assert " ".join(found.err.split()).count(said) == times
 
@@ -132,8 +131,7 @@ def test_a_full_profile_fits_the_pairs_own_acceptance_and_runs_grow_trees_on_it(
     monkeypatch.setattr(profile_pair, "SIZES", (1, 4))
     monkeypatch.setattr(profile_pair, "FIT_STEPS", 20)
     monkeypatch.setattr(profile_pair, "MIN_TREES", 8)
-    found = run_cli(["--full", "--prompts", "p.jsonl", "--temps", "0.8"], files=FILES, command="profile")
-    assert found.code == 0, found.err
+    found = run_cli(["--full", "--prompts", "p.jsonl", "--temps", "0.8"], files=FILES, command="profile").ended()
     assert "expected calibration error of the acceptance model: 0." in found.out
     (path,) = profiles_folder().iterdir()
     profile = read_profile(path)
@@ -224,15 +222,12 @@ def test_an_exported_profile_can_be_imported(
     assert "temperature 0.8" in found.out
     assert f"copied to {exported}" in found.err
     assert read_profile(exported) == profile
-    refused = run_cli(["--export", str(exported)], command="profile")
-    assert refused.code == 2
+    refused = run_cli(["--export", str(exported)], command="profile").ended(2)
     assert f"'{exported}' exists.\nTry: Choose another file, or give --overwrite." in refused.err
     assert run_cli(["--export", str(exported), "--overwrite"], command="profile").code == 0
 
     monkeypatch.setenv("EDGESPEC_HOME", str(tmp_path))
-    found = run_cli(["--import", str(exported)], command="profile")
-    assert found.code == 0, found.err
-    assert "elsewhere" not in found.err
+    assert "elsewhere" not in run_cli(["--import", str(exported)], command="profile").ended().err
     (kept,) = profiles_folder().iterdir()
     assert read_profile(kept) == profile
     assert f"kept already as {kept}" in run_cli(["--import", str(exported)], command="profile").err
@@ -283,8 +278,7 @@ def test_an_import_checks_pair_and_machine_as_a_run_does(
     assert f"'{given}' was measured with draft 'draft' (00ff), this is 'draft' (" in other_pair.err
     assert not profiles_folder().exists()
     write_profile(replace(profile, machine=replace(profile.machine, num_cores=999)), given)
-    elsewhere = run_cli(["--import", str(given)], command="profile")
-    assert elsewhere.code == 0
+    elsewhere = run_cli(["--import", str(given)], command="profile").ended()
     assert "was measured elsewhere: cores was 999, is " in elsewhere.err
     assert f"runs here leave it aside, unless --profile {given} names it" in elsewhere.err
     assert "not used: cores was 999" in run_cli(GENERATE, files=FILES).err
@@ -308,8 +302,7 @@ def test_a_profile_of_other_threads_promises_nothing(run_cli: RunCli, profile: P
     assert f"measured elsewhere: threads was {here + 1}, is {here}" in found.err
     assert "plan for temperature 0.8, no promise here" in found.err
     assert records(found)[0]["spec"]["plan"]["predicted_tps"] is None
-    dry = run_cli([*GENERATE, "--profile", str(followed), "--dry-run"], files=FILES)
-    assert "no time estimate: profile" in dry.err
+    assert "no time estimate: profile" in run_cli([*GENERATE, "--profile", str(followed), "--dry-run"], files=FILES).err
 
 
 @pytest.fixture
@@ -331,8 +324,7 @@ def test_json_is_all_that_goes_to_stdout(run_cli: RunCli, tmp_path: Path, of_the
 @pytest.mark.parametrize(("name", "starts"), [("plot.png", b"\x89PNG"), ("plot.svg", b"<?xml")])
 def test_a_plot_is_drawn(name: str, starts: bytes, run_cli: RunCli, tmp_path: Path, of_the_pair: Profile) -> None:
     write_profile(of_the_pair, tmp_path / "given.toml")
-    found = run_cli(["--import", str(tmp_path / "given.toml"), "--plot", name], command="profile")
-    assert found.code == 0, found.err
+    run_cli(["--import", str(tmp_path / "given.toml"), "--plot", name], command="profile").ended()
     assert Path(name).read_bytes().startswith(starts)
 
 
@@ -341,9 +333,7 @@ def test_without_matplotlib_a_plot_is_refused_before_anything_is_measured(
 ) -> None:
     right = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "matplotlib" else right(name))
-    found = run_cli(["--plot", "plot.png"], command="profile")
-    assert found.code == 2
-    assert "edgespec[plot]" in found.err
+    assert "edgespec[plot]" in run_cli(["--plot", "plot.png"], command="profile").ended(2).err
 
 
 # Reports
@@ -440,8 +430,7 @@ def test_prompts_leave_room_in_a_short_context(
     monkeypatch.setattr(profile_pair, "SIZES", (1, 4))
     model = save_folder(tmp_path / "model", make_model(FAMILIES["gpt2"]()))
     draft = save_folder(tmp_path / "draft", make_model(FAMILIES["gpt2"](), seed=1))
-    found = run_cli([str(model), "-md", str(draft), "--temps", "0", "--json"], command="profile")
-    assert found.code == 0, found.err
+    found = run_cli([str(model), "-md", str(draft), "--temps", "0", "--json"], command="profile").ended()
     assert json.loads(found.out)["context_tokens"] == 128
 
 

@@ -74,8 +74,7 @@ def test_the_form_may_be_named_and_what_the_content_decided_is_said(tmp_path: Pa
 
 
 def test_rows_come_through_a_pipe(run_cli: RunCli) -> None:
-    outcome = run_cli(["-", "--dry-run"], stdin=JSONL)
-    assert outcome.code == 0
+    outcome = run_cli(["-", "--dry-run"], stdin=JSONL).ended()
     assert "prompts: 2 rows, single prompts" in outcome.err
     assert "'-' holds a JSON object a line, and is read as rows" in outcome.err
 
@@ -186,8 +185,7 @@ def test_a_parquet_file_is_read(tmp_path: Path) -> None:
 
 
 def test_dash_is_stdout_for_results(run_cli: RunCli) -> None:
-    outcome = run_cli(["p.jsonl", "-n", "2", "-o", "-"], files={"p.jsonl": JSONL})
-    assert outcome.code == 0
+    outcome = run_cli(["p.jsonl", "-n", "2", "-o", "-"], files={"p.jsonl": JSONL}).ended()
     assert [json.loads(line)["id"] for line in sorted(outcome.out.splitlines())] == ["a", "b"]
     assert not Path("-").exists()
     outcome = run_cli(["p.jsonl", "-o", "-", "--resume"], files={"p.jsonl": JSONL})

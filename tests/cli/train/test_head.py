@@ -56,8 +56,7 @@ def test_a_head_and_its_router_draft_for_their_target(
     method: str, run_cli: RunCli, target: list[str], texts: Path
 ) -> None:
     head = [*target, "--data", "texts", "--method", method, "-o", "head", *SMALL, "-ngl", "0", "--max-cpu-mem", "1GiB"]
-    outcome = train(run_cli, [*head, "--json"])
-    assert outcome.code == 0, outcome.err
+    outcome = train(run_cli, [*head, "--json"]).ended()
     report = json.loads(outcome.out)
     assert report["method"] == method
     assert report["held_out"]["acceptance_length"] >= 1
@@ -70,9 +69,7 @@ def test_a_head_and_its_router_draft_for_their_target(
     assert FeatureFiles(Path("head.features")).num_blocks == report["features"]["blocks"]
 
     router = [*target, "-md", "head", "--groups", "8", "--top-groups", "2", "-o", "routed", *FEW]
-    outcome = train(run_cli, router, "router")
-    assert outcome.code == 0, outcome.err
-    assert "mass kept" in outcome.out
+    assert "mass kept" in train(run_cli, router, "router").ended().out
     assert read_head_facts(Path("routed")).router_groups == 8
     weights, before = load_file("routed/model.safetensors"), load_file("head/model.safetensors")
     assert all((weights[name] == before[name]).all() for name in before)
@@ -89,8 +86,7 @@ def test_an_eagle3_head_is_written_as_published_ones_are_and_drafts(
     run_cli: RunCli, target: list[str], texts: Path
 ) -> None:
     given = [*target, "--data", "texts", "--method", "eagle3", "--draft-vocab", "90", "-o", "head", *SMALL, "--json"]
-    outcome = train(run_cli, given)
-    assert outcome.code == 0, outcome.err
+    outcome = train(run_cli, given).ended()
     report = json.loads(outcome.out)
     assert report["settings"]["steps_of_forward"] == 7
     assert report["settings"]["feature_noise"] == 0
@@ -115,20 +111,14 @@ def test_an_eagle3_head_is_written_as_published_ones_are_and_drafts(
 
 def test_the_texts_of_a_folder_are_its_text_files(run_cli: RunCli, target: list[str], texts: Path) -> None:
     """Whatever their bytes; no hidden, empty or binary ones."""
-    outcome = train(run_cli, [*target, "--data", "texts", "-o", "head", *SMALL])
-    assert outcome.code == 0, outcome.err
-    assert "texts: 6, " in outcome.err
-    again = train(run_cli, [*target, "--data", "texts/b.md", "-o", "one", *SMALL])
-    assert again.code == 0, again.err
-    assert "texts: 1, " in again.err
+    assert "texts: 6, " in train(run_cli, [*target, "--data", "texts", "-o", "head", *SMALL]).ended().err
+    assert "texts: 1, " in train(run_cli, [*target, "--data", "texts/b.md", "-o", "one", *SMALL]).ended().err
 
 
 def test_prompt_files_are_texts_too(run_cli: RunCli, target: list[str], texts: Path) -> None:
     rows = "".join(json.dumps({"prompt": f"def name_{index}(x): return {index}"}) + "\n" for index in range(4))
     Path(texts.parent / "p.jsonl").write_text(rows)
-    outcome = train(run_cli, [*target, "--data", "p.jsonl", "-o", "head", *SMALL])
-    assert outcome.code == 0, outcome.err
-    assert "texts: 4, " in outcome.err
+    assert "texts: 4, " in train(run_cli, [*target, "--data", "p.jsonl", "-o", "head", *SMALL]).ended().err
 
 
 def test_features_serve_other_heads_and_no_other_texts(run_cli: RunCli, target: list[str], texts: Path) -> None:
@@ -171,8 +161,7 @@ def test_mistakes_are_named(
 
 def test_weights_and_noise_can_be_given(run_cli: RunCli, target: list[str], texts: Path) -> None:
     given = ["--alignment-weight", "0.05", "--top-tokens-weight", "0.5", "--feature-noise", "0", "--json"]
-    outcome = train(run_cli, [*target, "--data", "texts", "-o", "head", *SMALL, *given])
-    assert outcome.code == 0, outcome.err
+    outcome = train(run_cli, [*target, "--data", "texts", "-o", "head", *SMALL, *given]).ended()
     report = json.loads(outcome.out)
     weights = {"regression": 0.5, "distribution": 0.1, "top_tokens": 0.5, "alignment": 0.05}
     assert report["settings"]["weights"] == {**weights, "step_decay": 1, "feeds_gradient": False}
@@ -188,8 +177,7 @@ def test_defaults_reach_commands_below_train(
     monkeypatch.setenv("EDGESPEC_BATCH", "3")
     monkeypatch.setenv("EDGESPEC_TRAIN_SEED", "7")
     given = [*target, "--data", "texts", "-o", "head", "--block-tokens", "32", "--config", "own.toml", "--json"]
-    outcome = train(run_cli, [*given, "--learning-rate", "0.02"])
-    assert outcome.code == 0, outcome.err
+    outcome = train(run_cli, [*given, "--learning-rate", "0.02"]).ended()
     settings = json.loads(outcome.out)["settings"]
     found = [settings[name] for name in ("training_steps", "batch_blocks", "learning_rate", "seed")]
     assert found == [3, 3, 0.02, 7]

@@ -45,12 +45,10 @@ USES = {
 ])  # fmt: skip
 def test_what_is_fitted_can_be_used(what: str, options: list[str], run_cli: RunCli, pair_options: list[str]) -> None:
     train = [what, *pair_options, "--prompts", "p.jsonl", "-o", "fitted", "-n", "3", *options]
-    outcome = run_cli(train, files=FILES, command="train")
-    assert outcome.code == 0, outcome.err
+    outcome = run_cli(train, files=FILES, command="train").ended()
     assert "expected calibration error" in outcome.out
     assert ("recall" in outcome.out) == (what == "classifier")
-    used = run_cli(["p.jsonl", *pair_options, *USES[what], "fitted", "-n", "6", "--temp", "0.8", "--seed", "1"])
-    assert used.code == 0, used.err
+    used = run_cli(["p.jsonl", *pair_options, *USES[what], "fitted", "-n", "6", "--temp", "0.8", "--seed", "1"]).ended()
     assert len(used.out.splitlines()) == 4
 
 
@@ -67,17 +65,14 @@ def test_a_classifier_is_fine_tuned_from_another_pairs(
     monkeypatch.setattr(fit, "fit_classifier", remember)
     train = ["classifier", *pair_options, "--prompts", "p.jsonl", "-o", "fitted", "-n", "3"]
     assert run_cli(train, files=FILES, command="train").code == 0
-    tuned = run_cli([*train, "--from", str(DEFAULT_FILE), "--overwrite"], command="train")
-    assert tuned.code == 0, tuned.err
+    run_cli([*train, "--from", str(DEFAULT_FILE), "--overwrite"], command="train").ended()
     nothing, initial = begun_from
     assert nothing is None
     assert isinstance(initial, Classifier)
     assert torch.equal(initial.network.mean, Classifier.load(Path("fitted")).network.mean), (
         "its inputs stay as they are"
     )
-    broken = run_cli([*train, "--from", "p.jsonl", "--overwrite"], command="train")
-    assert broken.code == 2
-    assert "p.jsonl" in broken.err
+    assert "p.jsonl" in run_cli([*train, "--from", "p.jsonl", "--overwrite"], command="train").ended(2).err
     assert run_cli(["stop", *train[1:], "--from", "fitted"], command="train").code == 2, "of classifiers alone"
 
 
