@@ -312,8 +312,7 @@ def pair_folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     root = tmp_path_factory.mktemp("pair")
     target = save_folder(root / "target", make_model(FAMILIES["llama"](), dtype=torch.bfloat16), shard="20KB")
     small = transformers.LlamaConfig(**{**SMALL, "hidden_size": 16, "num_hidden_layers": 1}, num_key_value_heads=2)
-    draft = save_folder(root / "draft", make_model(small, seed=1, dtype=torch.bfloat16))
-    return target, draft
+    return target, save_folder(root / "draft", make_model(small, seed=1, dtype=torch.bfloat16))
 
 
 @pytest.fixture(scope="session")

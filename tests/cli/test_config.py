@@ -48,8 +48,7 @@ def write_config() -> WriteConfig:
 
 
 def context_tokens(run_cli: RunCli, *arguments: str) -> int:
-    outcome = run_cli([*arguments, "--json"], command="estimate").ended()
-    found = json.loads(outcome.out)["context_tokens"]
+    found = json.loads(run_cli([*arguments, "--json"], command="estimate").ended().out)["context_tokens"]
     assert isinstance(found, int)
     return found
 

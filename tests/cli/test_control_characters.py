@@ -76,8 +76,7 @@ def shard_name(target: Path, _: Path) -> list[str]:
 @source
 def tensor_name(target: Path, _: Path) -> list[str]:
     path = target / "model.safetensors.index.json"
-    names = json.loads(path.read_text())["weight_map"]
-    shard = target / next(iter(names.values()))
+    shard = target / next(iter(json.loads(path.read_text())["weight_map"].values()))
     header = json.dumps({HOSTILE: {"dtype": "F32", "shape": [2], "data_offsets": [0, 5]}}).encode()
     shard.write_bytes(len(header).to_bytes(8, "little") + header + b"12345")
     return ["generate", "-p", "x", "-m", str(target)]

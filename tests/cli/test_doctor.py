@@ -54,8 +54,7 @@ def test_a_machine_that_is_fit_gets_exit_code_0_and_a_line_a_check(run_cli: RunC
 
 
 def test_json_holds_the_same_with_numbers(run_cli: RunCli, pair_folders: tuple[Path, Path]) -> None:
-    outcome = run_cli([str(pair_folders[0]), "--json"], command="doctor")
-    found = json.loads(outcome.out)
+    found = json.loads(run_cli([str(pair_folders[0]), "--json"], command="doctor").out)
     by_name: dict[str, Any] = {check["name"]: check for check in found["checks"]}
     assert found["ok"] is True
     assert torch.__version__.startswith(by_name["versions"]["facts"]["torch"])

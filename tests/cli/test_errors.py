@@ -243,8 +243,7 @@ def poison(folder: Path) -> None:
 
 def test_nan_logits_end_one_text_with_an_error(folder: Path, run_cli: RunCli) -> None:
     poison(folder)
-    outcome = run_cli(["p.txt", "-m", str(folder), "-n", "4"], files={"p.txt": "def main("})
-    assert_error(outcome, 1, "NaN")
+    assert_error(run_cli(["p.txt", "-m", str(folder), "-n", "4"], files={"p.txt": "def main("}), 1, "NaN")
 
 
 def test_nan_logits_of_many_texts_are_recorded_row_by_row(folder: Path, run_cli: RunCli) -> None:
@@ -282,8 +281,7 @@ def test_a_trace_is_for_those_who_ask_and_changes_nothing_else(
     assert "Traceback" not in plain.err
     asked = run_cli(["nowhere.txt", "-vv"])
     monkeypatch.setenv("EDGESPEC_DEBUG", "1")
-    by_environment = run_cli(["nowhere.txt"])
-    for outcome in (asked, by_environment):
+    for outcome in (asked, run_cli(["nowhere.txt"])):
         assert "Traceback" in outcome.err
         assert outcome.err.endswith(plain.err)
         assert outcome.code == plain.code == 4

@@ -30,8 +30,7 @@ def test_every_command_that_loads_models_has_it() -> None:
 
     assert COMMANDS
     commands = all_commands(click.Context(cli, info_name="edgespec"))
-    having = {name for name, command in commands.items() if any(o.name == "log_file" for o in command.params)}
-    assert having == LOADING
+    assert {name for name, command in commands.items() if any(o.name == "log_file" for o in command.params)} == LOADING
 
 
 def test_it_holds_what_is_said_and_the_details(

@@ -62,8 +62,7 @@ def text_of(result: GenerationResult) -> list[int]:
 
 
 def num_runs(engine: Engine) -> int:
-    sight = engine._loaded.sight
-    return sight.num_runs
+    return engine._loaded.sight.num_runs
 
 
 @pytest.mark.parametrize(
@@ -170,8 +169,7 @@ def test_a_prompts_own_tokens_are_scored_with_its_pictures(engine: Engine, famil
     with torch.no_grad():
         logits = family.model(input_ids=torch.tensor([prompt.ids]), **prompt.inputs).logits[0].log_softmax(-1)
     expected = [float(logits[row, token]) for row, token in enumerate(prompt.ids[1:])]
-    ours = [entry.logprob for entry in found.prompt_logprobs]
-    assert ours == pytest.approx(expected, abs=1e-3)
+    assert [entry.logprob for entry in found.prompt_logprobs] == pytest.approx(expected, abs=1e-3)
 
 
 def test_the_check_for_losslessness_reads_pictures(engine: Engine, family: Family) -> None:

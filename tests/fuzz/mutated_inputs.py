@@ -461,8 +461,7 @@ def _head(folder: Path, pair: ModelPair) -> Input:
 
     def read(run_config: Path, _chance: random.Random) -> None:
         found = open_pair(None, run_config)
-        run = resolve_run_config(found.target, found.max_context, device="cpu", context_tokens=64)
-        set_up(found, run)
+        set_up(found, resolve_run_config(found.target, found.max_context, device="cpu", context_tokens=64))
 
     del pair
     return Input(name="head", folder=folder, changes=changes, read=read)

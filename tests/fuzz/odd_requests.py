@@ -133,8 +133,7 @@ def requests(draw: st.DrawFn) -> Asked:
         body["stream"] = draw(st.booleans())
     changed = []
     for _ in range(draw(st.integers(1, 2))):
-        places = list(_places(body, ()))
-        place = draw(st.sampled_from(places))
+        place = draw(st.sampled_from(list(_places(body, ()))))
         _put(body, place, draw(_VALUES))
         changed.append(str(place[0]))
     if draw(st.integers(0, 9)) == 0:

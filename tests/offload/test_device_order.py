@@ -191,8 +191,7 @@ def test_what_an_abandoned_computation_reads_is_not_loaded_over(records: list[La
     device = SimulatedDevice([2])  # the copies first
     computation = Computation(records, device, tier="locked", num_slots=1)
     stream = LayerStream(records, computation.loader, num_slots=1)
-    abandoned = Pass(num_texts=1, abandoned_at=0, is_held=True)
-    run_pass(stream, computation, abandoned, reader_is_fast=True)
+    run_pass(stream, computation, Pass(num_texts=1, abandoned_at=0, is_held=True), reader_is_fast=True)
     stream.acquire(2)
     stream.close()
     device.finish()
@@ -208,7 +207,6 @@ def test_where_few_layers_can_be_locked_others_lie_between_them(records: list[La
 
 def test_nothing_is_loaded_once_the_stream_is_closed(records: list[LayerRecord]) -> None:
     before = reader_threads()
-    device = SimulatedDevice()
-    computation = Computation(records, device, tier="staged", num_slots=3)
+    computation = Computation(records, SimulatedDevice(), tier="staged", num_slots=3)
     LayerStream(records, computation.loader, num_slots=3).close()
     assert reader_threads() <= before

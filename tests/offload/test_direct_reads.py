@@ -203,8 +203,7 @@ def test_closing_waits_for_the_other_parts_of_a_layer_that_could_not_be_read(
 
 
 def test_what_is_computed_in_another_type_comes_by_mapped_pages(layers: list[LayerRecord]) -> None:
-    path = layers[0].entries[0].file
-    converted = record_of(0, path, [[(0, 5000)]], dtype=torch.float32)
+    converted = record_of(0, layers[0].entries[0].file, [[(0, 5000)]], dtype=torch.float32)
     ring, store = ring_of([converted], [converted])
     found = brought(ring, converted)[: 4 * 5000].view(torch.float32)
     assert torch.equal(found, store.view(converted.entries[0]).float())

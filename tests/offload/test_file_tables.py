@@ -78,8 +78,7 @@ def test_logits_are_those_of_a_table_in_memory(dtype: torch.dtype, resident: int
 def test_a_table_outside_of_the_layers_stays_in_its_file_too(tmp_path: Path) -> None:
     """BLT's, of groups of bytes: it has more weights than the model's layers."""
     model = make_model(tiny_config("blt"))
-    folder = save_folder(tmp_path, model)
-    skeleton = skeleton_of(folder)
+    skeleton = skeleton_of(save_folder(tmp_path, model))
     assert list(skeleton.tables.tensors) == [HASHES]
     assert HASHES not in skeleton.outside.tensors
     with closing(StreamedModel(skeleton, unlimited_placement(skeleton, resident=0), device=CPU)) as streamed:
@@ -102,8 +101,7 @@ def test_a_table_that_is_another_gives_other_logits(tmp_path: Path) -> None:
 
 @needs_qwen4
 def test_a_table_that_is_written_over_while_in_use_is_named(tmp_path: Path) -> None:
-    folder = save_folder(tmp_path, model_with_ngrams(), shard="10KB")
-    skeleton = skeleton_of(folder, torch.float32)
+    skeleton = skeleton_of(save_folder(tmp_path, model_with_ngrams(), shard="10KB"), torch.float32)
     with closing(StreamedModel(skeleton, unlimited_placement(skeleton, resident=3), device=CPU)) as model:
         logits(model.model, rows=3)
         table = skeleton.tables.tensors[TABLE].pieces[0]

@@ -73,8 +73,7 @@ def test_what_is_multiplied_packed_by_any_number_of_rows_takes_no_memory_to_unpa
 
 
 def test_a_weight_that_is_never_unpacked_has_no_hooks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    skeleton = skeleton_in(MultipliedSteps(), tmp_path, monkeypatch)
-    (packed, *_), hooks = skeleton.packed, ExitStack()
+    (packed, *_), hooks = skeleton_in(MultipliedSteps(), tmp_path, monkeypatch).packed, ExitStack()
     own = packed.module.forward
     packed.hook(torch.empty(0), hooks)
     assert not packed.module._forward_pre_hooks

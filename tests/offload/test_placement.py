@@ -170,8 +170,7 @@ def test_a_pass_takes_as_long_as_the_slowest_of_disk_link_and_device(
     )
     assert placement.num_resident == num_resident
     slowest_s = max((40 - num_resident) * copy_s, placement.num_on_disk * disk_s, 40 * compute_s)
-    found_s = pass_s(placement, copy_s=copy_s, disk_s=disk_s, compute_s=compute_s)
-    assert found_s == pytest.approx(slowest_s, rel=0.03)
+    assert pass_s(placement, copy_s=copy_s, disk_s=disk_s, compute_s=compute_s) == pytest.approx(slowest_s, rel=0.03)
 
 
 def test_too_little_memory_is_refused_with_the_table_and_what_is_missing() -> None:

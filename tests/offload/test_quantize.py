@@ -324,8 +324,7 @@ def test_few_rows_are_multiplied_with_the_packed_weight(
 
 def test_a_card_multiplies_few_rows_where_no_block_straddles_the_rows_of_the_weight() -> None:
     card, bf16 = torch.device("cuda"), torch.bfloat16
-    found = kernel_of(NF4, (24, 128), bf16, card)
-    assert found.max_rows == 4
+    assert kernel_of(NF4, (24, 128), bf16, card).max_rows == 4
     assert kernel_of(NF4, (64, 24), bf16, card) is None
     assert kernel_of(NF4, (2, 24, 128), bf16, card) is None
     assert kernel_of(NF4, (24, 128), bf16, CPU) is None

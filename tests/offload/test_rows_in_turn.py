@@ -113,8 +113,7 @@ def test_of_a_head_the_rows_that_stand_for_tokens_are_read(tmp_path: Path) -> No
     config.unpadded_vocab_size = 250
     folder = save_folder(tmp_path, AutoModelForCausalLM.from_config(config))
     stored = load_file(folder / "model.safetensors")["model.llm.unembed.weight"]
-    skeleton = skeleton_of(folder)
-    head = skeleton.outside.tensors["lm_head.weight"]
+    head = skeleton_of(folder).outside.tensors["lm_head.weight"]
     assert (stored.shape[0], head.shape[0]) == (257, 250)
     assert torch.equal(LayerStore({head.pieces[0].file}).assembled(head, torch.float32), stored[:250])
 

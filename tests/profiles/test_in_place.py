@@ -14,8 +14,7 @@ EXPERT = {"expert_bytes": 100.0, "row_flops": 500.0}  # moved in 5 s, read in 2 
 
 def test_the_host_reads_an_expert_once_and_then_computes_row_by_row() -> None:
     assert RATES.move_s(100) == pytest.approx(5)
-    seconds = [RATES.host_s(**EXPERT, rows=rows) for rows in (1, 4, 5, 20)]
-    assert seconds == pytest.approx([2, 2, 2.5, 10])
+    assert [RATES.host_s(**EXPERT, rows=rows) for rows in (1, 4, 5, 20)] == pytest.approx([2, 2, 2.5, 10])
 
 
 def test_an_expert_of_few_rows_stays_and_one_of_many_moves() -> None:
@@ -23,8 +22,7 @@ def test_an_expert_of_few_rows_stays_and_one_of_many_moves() -> None:
 
 
 def test_over_a_link_as_fast_as_the_host_reads_every_expert_moves() -> None:
-    fast = dataclasses.replace(RATES, link_bytes_per_s=50.0)
-    assert not fast.stays(**EXPERT, rows=1)
+    assert not dataclasses.replace(RATES, link_bytes_per_s=50.0).stays(**EXPERT, rows=1)
 
 
 @given(st.floats(1, 1e12), st.floats(1, 1e12), st.floats(1, 1e15), st.floats(1, 1e9), st.integers(1, 1000))

@@ -250,15 +250,13 @@ def test_packed_experts_that_a_kernel_multiplies_are_not_unpacked() -> None:
     machine = dataclasses.replace(MACHINE, kernels=kernels)
     packed = dataclasses.replace(MIXTURE, unpacked_bytes=100.0, multiplied=expert, device_kept=8.0)
     assert expert_seconds(packed, machine, rows=1).compute_s == pytest.approx(6 * 50 / 500)
-    many = expert_seconds(packed, machine, rows=8)
-    assert many.compute_s == pytest.approx(3 * 2 * 8 * 50 / 800)
+    assert expert_seconds(packed, machine, rows=8).compute_s == pytest.approx(3 * 2 * 8 * 50 / 800)
     unpacked = dataclasses.replace(packed, multiplied=None)
     assert expert_seconds(unpacked, machine, rows=1).compute_s == pytest.approx(6 * (100 + 110) / 1000)
 
 
 def test_experts_that_stay_with_the_host_are_all_computed_there() -> None:
-    alone = dataclasses.replace(MIXTURE, is_on_host=True, ram_kept=4.0)
-    found = expert_seconds(alone, MACHINE, rows=1)
+    found = expert_seconds(dataclasses.replace(MIXTURE, is_on_host=True, ram_kept=4.0), MACHINE, rows=1)
     assert (found.in_place, found.link_bytes) == (found.asked, 0)
     assert found.disk_bytes == pytest.approx(30)
     assert found.elsewhere_s == pytest.approx(6 * 10 / 50 + 30 / 10)

@@ -82,8 +82,7 @@ def test_each_end_of_a_part_has_its_verdict_and_takes_no_other_with_it(
         while is_alive(started):
             assert time.monotonic() < deadline
             time.sleep(0.01)
-    last = capsys.readouterr().out.splitlines()[-1]
-    assert last.startswith("2 PASS, 1 FAIL, 4 CRASHED, 1 HUNG, 1 SKIPPED. Send ")
+    assert capsys.readouterr().out.splitlines()[-1].startswith("2 PASS, 1 FAIL, 4 CRASHED, 1 HUNG, 1 SKIPPED. Send ")
 
 
 def is_alive(process: int) -> bool:

@@ -102,8 +102,7 @@ def with_adapters(model: nn.Module, *used: tuple[Path, float]) -> Any:
         for name, tensor in tensors.items():
             if ".lora_" not in name:
                 path, _, attribute = name.rpartition(".")
-                parameter = found.get_submodule(path)._parameters[attribute]
-                own = nn.Parameter(tensor.to(parameter.dtype))
+                own = nn.Parameter(tensor.to(found.get_submodule(path)._parameters[attribute].dtype))
                 found.get_submodule(path)._parameters[attribute] = own
         for name in modules:
             parts.setdefault(name, []).append(_part(found.get_submodule(name), name, fields, tensors, factor))

@@ -315,8 +315,7 @@ def texts(
     noise_seed = zlib.crc32(f"{seed} {form}".encode())
     for index in range(count):
         noise = TextNoise(seed=noise_seed, key=index, vocab=VOCAB, device=CPU)
-        sequence = models.sequence(settings, policy, generator, noise)
-        steps = decode(sequence, PROMPT_IDS)
+        steps = decode(models.sequence(settings, policy, generator, noise), PROMPT_IDS)
         yield tuple(token for step in steps for token in step.tokens)[:num_tokens]
 
 
@@ -394,8 +393,7 @@ def total_variation(*, width: int, count: int, seed: int = 5) -> float:
     text = TextSettings(sampling=sampling, max_new_tokens=3)
     counts = dict.fromkeys(itertools.product(range(VOCAB), repeat=2), 0)
     for _ in range(count):
-        sequence = models.sequence(text, policy, generator, noise)
-        steps = decode(sequence, PROMPT_IDS)
+        steps = decode(models.sequence(text, policy, generator, noise), PROMPT_IDS)
         first, second, *_ = (token for step in steps for token in step.tokens)
         counts[first, second] += 1
     return sum(abs(counts[text] / count - text_probability(probs, text)) for text in counts) / 2

@@ -23,8 +23,7 @@ PLACE = 2.0**-8  # of bf16
 def _change(num_rows: int, width: int) -> Tensor:
     if num_rows == 1:
         return torch.ones(width)
-    draw = torch.Generator().manual_seed(num_rows)
-    return 1 + PLACE * (2 * torch.rand(width, generator=draw) - 1)
+    return 1 + PLACE * (2 * torch.rand(width, generator=torch.Generator().manual_seed(num_rows)) - 1)
 
 
 def rounded(product: Tensor) -> Tensor:

@@ -77,8 +77,7 @@ def judged(
 
 
 def test_every_form_has_a_row_a_mode(bench: Any) -> None:
-    table = bench("-r", "2", "--temp", "0").ended()
-    _, _, headings, _, *rows = table.out.splitlines()
+    _, _, headings, _, *rows = bench("-r", "2", "--temp", "0").ended().out.splitlines()
     assert headings.startswith("| mode")
     assert [row.split()[1] for row in rows] == ["plain", "tree"]
     whole = json.loads(bench("-r", "1", "--json").out)
@@ -257,8 +256,7 @@ def test_a_token_at_the_edge_of_what_is_cut_off_is_a_near_tie(sampling: Sampling
 def test_a_token_at_the_edge_of_the_nucleus_is_as_near_as_the_mass_before_it() -> None:
     logits = torch.tensor([0.6, 0.35, 0.05], dtype=torch.float64).log()
     for top_p, is_kept in ((0.9501, True), (0.9499, False)):
-        sampling = SamplingSettings(temperature=1.0, top_p=top_p)
-        margin = float(cut_margins(logits, sampling)[2])
+        margin = float(cut_margins(logits, SamplingSettings(temperature=1.0, top_p=top_p))[2])
         assert (margin > 0) == is_kept
         assert abs(margin) == pytest.approx(0.0001 / (0.95 * 0.05), rel=0.01)
 

@@ -277,8 +277,7 @@ def test_a_conversation_on_the_built_in_pair(tmp_path: Path) -> None:
     terminal.see('"""')
     terminal.keys("\x03")
     terminal.see("stopping")
-    first = terminal.ready()
-    assert "stopped: interrupted" in first
+    assert "stopped: interrupted" in terminal.ready()
     # Again, shorter: nothing is read anew.
     terminal.line("/set n=12")
     again = terminal.line("/regen")

@@ -57,8 +57,7 @@ def test_a_call_is_shown_as_a_line_and_its_result_is_asked_for(
     assert said[2].more == {"tool_call_id": said[1].calls[0]["id"], "name": "sun"}
 
     other = new_chat(engine)
-    session = other.conversation.load(path)
-    assert session.messages == said[:4]
+    assert other.conversation.load(path).messages == said[:4]
     assert [call["function"]["name"] for call in other.conversation.pending_calls] == ["sun"]
     assert other.conversation.prompt_ids(said[:4]) != chat.conversation.prompt_ids(said[:4])  # which has tools
     other.conversation.use_tools(chat.conversation.toolset)

@@ -191,8 +191,7 @@ def test_tables_of_ngrams_are_named_and_take_no_memory(
 
 
 def test_what_would_be_refused_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    reasons = {"t5": "encoder with a decoder", "vit": "knows, and not as"}
-    for model_type, reason in reasons.items():
+    for model_type, reason in {"t5": "encoder with a decoder", "vit": "knows, and not as"}.items():
         (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
         assert run(["estimate", str(tmp_path)]) == 2
         err = capsys.readouterr().err
@@ -250,8 +249,7 @@ def test_the_advice_for_a_card_keeps_to_the_ram_that_there_is(capsys: pytest.Cap
     card = ["estimate", "--device", "cuda", "--max-gpu-mem", "680MiB", "--max-cpu-mem", "210MiB", "-c", "1024"]
     card += ["--cuda-graphs", "off"]
     assert run([*card, "--tree-size", "768"]) == 5
-    err = capsys.readouterr().err
-    assert "or use --tree-size 96 (from" in err
+    assert "or use --tree-size 96 (from" in capsys.readouterr().err
     assert run([*card, "--tree-size", "96"]) == 0
 
 

@@ -102,8 +102,7 @@ def test_the_best_tree_is_at_least_as_fast_as_any_size(capsys: pytest.CaptureFix
     card = [*pair, "--hardware", "rtx-4080-super", "--acceptance", "0.6"]
     chosen = estimate(capsys, *card)
     best = chosen["speed"]["tree"]["tokens_per_s"]["likely"]
-    same = estimate(capsys, *card, "--tree-size", str(chosen["tree_size"]))
-    assert same["device_bytes"] == chosen["device_bytes"]
+    assert estimate(capsys, *card, "--tree-size", str(chosen["tree_size"]))["device_bytes"] == chosen["device_bytes"]
     for size in (1, 16, 128, MAX_TREE_SIZE):
         fixed = estimate(capsys, *card, "--tree-size", str(size))["speed"]["tree"]
         assert fixed["nodes"] == size

@@ -161,8 +161,7 @@ def test_items_of_a_message_are_those_that_the_server_writes() -> None:
     ],
 )
 def test_a_response_that_cannot_be_done_is_that_rows_error(body: dict[str, Any], named: str) -> None:
-    fault = parse_row({"url": "/v1/responses", "body": body}, "line 1").fault
-    assert named in str(fault)
+    assert named in str(parse_row({"url": "/v1/responses", "body": body}, "line 1").fault)
 
 
 def test_an_answer_that_is_not_complete_is_continued() -> None:

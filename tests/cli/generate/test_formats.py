@@ -87,8 +87,7 @@ def test_the_whole_of_spec_bench_is_answered_and_every_task_can_be_evaluated(
     run_cli: RunCli, options: list[str]
 ) -> None:
     """Its speed.py groups by category and divides by times and counts: none of them may be missing or nought."""
-    questions = spec_bench()
-    files = {"question.jsonl": jsonl(questions)["p.jsonl"]}
+    files = {"question.jsonl": jsonl(spec_bench())["p.jsonl"]}
     small = ["-n", "2", "--tree-size", "2"]
     command = ["question.jsonl", *options[1:], *small, "--format", "specbench", "-o", "out"]
     assert "prompts: 480 rows, MT-Bench turns (560 turns)" in run_cli(command, files=files).ended().err
@@ -167,8 +166,7 @@ def test_a_run_goes_on_in_each_format(name: str, rows: list[Any], run_cli: RunCl
     entries = [read_entry(name, line) for line in Path("out").read_bytes().splitlines()]
     first = [str(row.get("question_id", row.get("custom_id"))) for row in rows]
     assert [entry.id for entry in entries if entry] == [*first, *(f"{row}#2" for row in first)]
-    changed = [{**rows[0], "seed": 5}, rows[1]]
-    for files, flags in ((jsonl(changed), []), (jsonl(rows), ["--top-k", "3"])):
+    for files, flags in ((jsonl([{**rows[0], "seed": 5}, rows[1]]), []), (jsonl(rows), ["--top-k", "3"])):
         assert "'out'" in run_cli([*command, *flags, "--resume"], files=files).ended(2).err
 
 

@@ -42,16 +42,14 @@ def test_greedy_records_hold_the_tokens_of_plain_decoding(
     options: list[str], run_cli: RunCli, pair_options: list[str], pair_folders: tuple[Path, Path]
 ) -> None:
     command = ["prompts.jsonl", *pair_options, "-n", "24", "--temp", "0", "--ordered", *options]
-    outcome = run_cli(command, files={"prompts.jsonl": ROWS})
-    first, second = records(outcome)
+    first, second = records(run_cli(command, files={"prompts.jsonl": ROWS}))
     assert first["token_ids"] == plain_greedy(pair_folders[0], "def main(", 24)
     assert second["token_ids"] == plain_greedy(pair_folders[0], "import os", 24)
 
 
 def test_a_record_has_the_fields_that_are_promised(run_cli: RunCli, pair_options: list[str]) -> None:
     options = ["p.jsonl", *pair_options, "-n", "9", "--temp", "0.7", "--seed", "3", "--ordered"]
-    outcome = run_cli(options, files={"p.jsonl": ROWS})
-    record = records(outcome)[1]
+    record = records(run_cli(options, files={"p.jsonl": ROWS}))[1]
     assert record["schema"] == "edgespec.result/1"
     assert (record["index"], record["id"], record["category"], record["meta"]) == (1, "1", "x", {})
     assert record["finish_reason"] == "length"
@@ -142,8 +140,7 @@ def test_a_text_ends_at_the_stop_token_and_says_so(
     for size in ("1", "64"):
         pair = ["-m", str(folder), "-md", str(folder)]
         command = ["p.jsonl", *pair, "-n", "24", "--temp", "0", "--tree-size", size, "--ordered"]
-        outcome = run_cli(command, files={"p.jsonl": ROWS})
-        record = records(outcome)[0]
+        record = records(run_cli(command, files={"p.jsonl": ROWS}))[0]
         assert record["token_ids"] == tokens[: tokens.index(stop) + 1]
         assert record["finish_reason"] == "stop"
 

@@ -28,8 +28,7 @@ def test_a_record_has_what_its_json_stands_for_and_null_where_it_was_cut(run_cli
 
 
 def test_compact_json_has_no_white_space(run_cli: RunCli) -> None:
-    outcome = run_cli([*OPTIONS, "--compact-json"], files={"in.jsonl": ROWS})
-    whole = json.loads(outcome.out.splitlines()[0])
+    whole = json.loads(run_cli([*OPTIONS, "--compact-json"], files={"in.jsonl": ROWS}).out.splitlines()[0])
     assert whole["text"] == json.dumps(json.loads(whole["text"]), separators=(",", ":"))
     refused = run_cli(["in.jsonl", "--compact-json"], files={"in.jsonl": ROWS})
     assert (refused.code, "--json-schema" in refused.err) == (2, True)

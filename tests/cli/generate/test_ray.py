@@ -30,8 +30,7 @@ def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
 
 def test_workers_write_what_one_process_writes_also_where_one_is_killed(folder: Path) -> None:
     options = ["-n", "16", "--seed", "3", "--dtype", "float32"]
-    one = start(folder / "p.jsonl", folder / "one.jsonl", *options)
-    assert one.communicate(timeout=120)[1] is not None
+    assert start(folder / "p.jsonl", folder / "one.jsonl", *options).communicate(timeout=120)[1] is not None
     process = start(folder / "p.jsonl", folder / "many.jsonl", *options, "--ray", "local", "--workers", "2")
     assert wait_for(process, folder / "many.jsonl", 2)
     workers_of(process)[0].kill()

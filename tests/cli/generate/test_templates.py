@@ -90,8 +90,7 @@ def test_wrong_values_for_the_template_are_named(pair: ModelPair) -> None:
 
 
 def test_a_run_gives_values_that_rows_replace(run_cli: RunCli, folder: Path) -> None:
-    rows = [{"prompt": "a"}, {"prompt": "b", "chat_template_kwargs": {"mood": "wild"}}]
-    files = jsonl(rows)
+    files = jsonl([{"prompt": "a"}, {"prompt": "b", "chat_template_kwargs": {"mood": "wild"}}])
     common = ["p.jsonl", "-m", str(folder), "-n", "1", "--policy", "none", "-o", "out.jsonl", "--template-arg"]
     assert run_cli([*common, 'mood={"a": [1]}', "--template-arg", "colour=red"], files=files).code == 0
     outcome = run_cli([*common, "mood=calm", "--resume"]).ended(2)

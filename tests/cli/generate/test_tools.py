@@ -48,8 +48,7 @@ def test_calls_come_back_and_results_are_read(run_cli: RunCli) -> None:
     found = {record["id"]: record for record in written()}
     check(found["any"]["message"], "sun", "rain")
     check(found["named"]["message"], "rain")
-    with_calls = {name for name, record in found.items() if record["finish_reason"] == "tool_calls"}
-    assert with_calls == {"any", "named"}
+    assert {name for name, record in found.items() if record["finish_reason"] == "tool_calls"} == {"any", "named"}
     assert found["any"]["text"] == ""
     assert found["told"]["message"]["content"] == found["told"]["text"]
     assert "message" not in found["none"]

@@ -59,8 +59,7 @@ def test_the_format_is_that_of_the_stored_tensors(
 def test_what_cannot_run_is_listed_with_the_reason(
     cache: Cache, run_cli: RunCli, pair_folders: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    cut = cache.put("acme/Cut-7B", pair_folders[0])
-    sorted(cut.glob("*.safetensors"))[0].unlink()
+    sorted(cache.put("acme/Cut-7B", pair_folders[0]).glob("*.safetensors"))[0].unlink()
     aqlm = cache.put("acme/Quant-7B", pair_folders[1])
     config = json.loads((aqlm / "config.json").read_text())
     (aqlm / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "aqlm"}}))

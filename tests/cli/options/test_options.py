@@ -179,8 +179,7 @@ def test_the_options_above_are_all_that_there_are() -> None:
     given = {word for options, _ in POLICY_OPTIONS for word in options if word.startswith("--")}
     # dyspec's threshold is tried above, and training alone asks for trees that are not reranked.
     settings = {name for policy in POLICIES.values() for name in policy.settings}
-    named = {FLAGS[name] for name in settings if name not in {"threshold", "reranked"}}
-    assert given - {"--policy", "--draw"} == named
+    assert given - {"--policy", "--draw"} == {FLAGS[name] for name in settings if name not in {"threshold", "reranked"}}
 
 
 @pytest.mark.parametrize(

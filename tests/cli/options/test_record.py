@@ -48,8 +48,7 @@ def run(record: type, line: list[str], **more: Any) -> tuple[int, Any]:
     def command(*, found: Any, other: str | None) -> None:
         seen.extend([found, other])
 
-    code = CliRunner().invoke(command, line).exit_code
-    return code, seen
+    return CliRunner().invoke(command, line).exit_code, seen
 
 
 def test_a_command_is_given_the_record_and_its_other_values() -> None:

@@ -18,8 +18,7 @@ TEXT = ["-p", "def main(", "-n", "3", "--temp", "0"]
 @pytest.mark.parametrize("threads", ["0", "-2", "4097"])
 @pytest.mark.parametrize("command", ["bench", "chat", "generate", "profile"])
 def test_a_number_that_the_machine_does_not_have_is_one_error(command: str, threads: str, run_cli: RunCli) -> None:
-    outcome = run_cli([f"--threads={threads}"], command=command).ended(2)
-    named, way_out = outcome.err.splitlines()
+    named, way_out = run_cli([f"--threads={threads}"], command=command).ended(2).err.splitlines()
     assert named.startswith(f"Error: --threads {threads} is not between 1 and {os.cpu_count()}")
     assert way_out.startswith("Try: ")
 

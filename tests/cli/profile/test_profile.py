@@ -197,8 +197,7 @@ def test_profiles_are_listed_with_those_that_cannot_be_read(run_cli: RunCli) -> 
     assert (empty.code, empty.out) == (0, f"no profiles in {profiles_folder()}\n")
     write_profile(example_profile(), profiles_folder() / "a.toml")
     (profiles_folder() / "b.toml").write_text("name =")
-    found = run_cli(["--list"], command="profile")
-    good, bad = found.out.splitlines()
+    good, bad = run_cli(["--list"], command="profile").out.splitlines()
     assert good.startswith("some-gpu-big-small-12345678  big + small")
     assert "T=0.8 adaptive trees of at most 16 nodes, threshold 0.02 4 tok/s" in good
     assert "b.toml' cannot be read" in bad

@@ -146,8 +146,7 @@ def test_a_rows_switch_of_sampling_is_transformers(run_cli: RunCli, pair_folders
         ["p.jsonl", "-m", str(pair_folders[0]), "-n", "1", "--temp", "0.9", "--ordered", "--format", "jsonl"],
         files=files,
     )
-    found = [json.loads(line)["sampling"]["temperature"] for line in outcome.out.splitlines()]
-    assert found == [0, 0.5, 0.9, 0]
+    assert [json.loads(line)["sampling"]["temperature"] for line in outcome.out.splitlines()] == [0, 0.5, 0.9, 0]
 
 
 def test_a_choice_and_an_expression_shape_the_text(run_cli: RunCli, pair_folders: tuple[Path, Path]) -> None:

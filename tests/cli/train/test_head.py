@@ -86,8 +86,7 @@ def test_an_eagle3_head_is_written_as_published_ones_are_and_drafts(
     run_cli: RunCli, target: list[str], texts: Path
 ) -> None:
     given = [*target, "--data", "texts", "--method", "eagle3", "--draft-vocab", "90", "-o", "head", *SMALL, "--json"]
-    outcome = train(run_cli, given).ended()
-    report = json.loads(outcome.out)
+    report = json.loads(train(run_cli, given).ended().out)
     assert report["settings"]["steps_of_forward"] == 7
     assert report["settings"]["feature_noise"] == 0
     assert "regression_1" not in report["held_out"]
@@ -177,17 +176,14 @@ def test_defaults_reach_commands_below_train(
     monkeypatch.setenv("EDGESPEC_BATCH", "3")
     monkeypatch.setenv("EDGESPEC_TRAIN_SEED", "7")
     given = [*target, "--data", "texts", "-o", "head", "--block-tokens", "32", "--config", "own.toml", "--json"]
-    outcome = train(run_cli, [*given, "--learning-rate", "0.02"]).ended()
-    settings = json.loads(outcome.out)["settings"]
-    found = [settings[name] for name in ("training_steps", "batch_blocks", "learning_rate", "seed")]
-    assert found == [3, 3, 0.02, 7]
+    settings = json.loads(train(run_cli, [*given, "--learning-rate", "0.02"]).ended().out)["settings"]
+    assert [settings[name] for name in ("training_steps", "batch_blocks", "learning_rate", "seed")] == [3, 3, 0.02, 7]
 
 
 def test_a_target_without_hidden_states_is_refused_before_texts_are_read(
     run_cli: RunCli, tmp_path: Path, texts: Path
 ) -> None:
-    model = make_model(tiny_config("bloom"), is_image_text=False, seed=0)
-    folder = save_folder(tmp_path / "bloom", model)
+    folder = save_folder(tmp_path / "bloom", make_model(tiny_config("bloom"), is_image_text=False, seed=0))
     outcome = train(run_cli, ["-m", str(folder), "--data", "texts", "-o", "head", *SMALL])
     assert outcome.code != 0
     assert "gives no hidden states to learn from: it is decoded by chains" in outcome.err

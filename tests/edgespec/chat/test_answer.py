@@ -139,8 +139,7 @@ def call_of(family: str, arguments: str) -> str:
     """One call of a family, whose arguments are written as JSON."""
     text = FAMILIES[family][1].replace(GIVEN, arguments)
     begins = ("<tool_call>", "<|start|>assistant<|channel|>commentary to", "<|tool_calls_s", CALLS, "[TOOL_CALLS]")
-    begin = next((mark for mark in begins if mark in text), "")
-    return text[text.index(begin) :]
+    return text[text.index(next((mark for mark in begins if mark in text), "")) :]
 
 
 JSON_CALLS = [family for family in FAMILIES if GIVEN in FAMILIES[family][1]]
@@ -246,8 +245,7 @@ def test_a_key_that_comes_again_has_the_last_value_and_the_earlier_one_is_said()
 
 def test_words_between_marks_are_said_where_all_words_should_have_marks() -> None:
     text = "Hi.<|end|><|start|>assistant<|channel|>final<|message|>Yes.<|return|>"
-    found = read(format_of("<|channel|>"), list(text))
-    assert found["content"] == "Hi.\nYes."
+    assert read(format_of("<|channel|>"), list(text))["content"] == "Hi.\nYes."
 
 
 def test_behind_the_first_word_of_an_answer_that_ends_with_words_no_mark_counts() -> None:

@@ -37,8 +37,7 @@ def test_the_prompt_is_transformers_own(template: str, text: str) -> None:
     tokenizer = with_template(template)
     expected = tokenizer.apply_chat_template(begun(text), continue_final_message=True, tokenize=False)
     assert expected.rstrip().endswith(text.strip())
-    found = prompt_ids(tokenizer, begun(text))
-    assert found == tokenizer.encode(expected, add_special_tokens=False)
+    assert prompt_ids(tokenizer, begun(text)) == tokenizer.encode(expected, add_special_tokens=False)
     whole = tokenizer.apply_chat_template(begun(text), add_generation_prompt=True, tokenize=False)
     assert prompt_ids(tokenizer, begun(text), continues=False) == tokenizer.encode(whole, add_special_tokens=False)
 

@@ -187,8 +187,7 @@ def test_prompts_that_share_none_some_or_all(data: st.DataObject, open_engine: O
     engine = open_engine(data.draw(st.sampled_from(["tree", "none-streamed"])))
     engine.forget()
     first = data.draw(st.lists(st.integers(0, 5), min_size=1, max_size=24))
-    generated = engine.generate(first, max_new_tokens=8, sampling=GREEDY, reuse=True).token_ids
-    whole = [*first, *generated]
+    whole = [*first, *engine.generate(first, max_new_tokens=8, sampling=GREEDY, reuse=True).token_ids]
     shared = data.draw(st.integers(0, len(whole)))
     second = [*whole[:shared], *data.draw(st.lists(st.integers(0, 5), min_size=shared == 0, max_size=24))]
     reused = engine.generate(second, max_new_tokens=8, sampling=GREEDY, reuse=True)

@@ -78,8 +78,7 @@ def folder(pair_folders: tuple[Path, Path], tmp_path: Path) -> Path:
 def test_a_template_is_chosen_by_name_or_file_or_given_as_a_text(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "own.jinja").write_text("FILE" + TEMPLATE)
     for wanted, begins in [("tool_use", "TOOLS<"), (tmp_path / "own.jinja", "FILE<"), ("TEXT" + TEMPLATE, "TEXT<")]:
-        pair = with_template(open_pair(folder, None), wanted, {})
-        assert rendered(pair.tokenizer, MESSAGES).startswith(begins)
+        assert rendered(with_template(open_pair(folder, None), wanted, {}).tokenizer, MESSAGES).startswith(begins)
     assert rendered(with_template(open_pair(folder, None), None, {}).tokenizer, MESSAGES).startswith("<user>")
 
 

@@ -58,8 +58,7 @@ def test_a_family_s_processor_says_how_many_rows_a_picture_has_and_where(kind: s
     first, second = digests(found)
     again = reader.read(text, [source(BLUE), source(RED)])
     assert digests(again) == [second, first]  # of the pixels, wherever they stand
-    same = reader.read(text, [source(RED), source(RED)])
-    assert digests(same) == [first]
+    assert digests(reader.read(text, [source(RED), source(RED)])) == [first]
     ((_, end, _), (start, _, _)) = next(runs for runs in pairwise(found.image_rows) if runs[0][2] != runs[1][2])
     assert " and " in tokenizer.decode(found.ids[end:start])
 
@@ -193,8 +192,7 @@ def test_a_name_from_a_client_is_never_that_of_a_file(tmp_path: Path) -> None:
 
 
 def test_models_that_do_not_see_say_so_with_a_way_out(tmp_path: Path) -> None:
-    family = FAMILIES["gemma3"]
-    target = family.save(tmp_path)
+    target = FAMILIES["gemma3"].save(tmp_path)
     blind = SimpleNamespace(folder=tmp_path, config=target.config.get_text_config())
     with pytest.raises(EdgespecError, match=r"'gemma3_text'\) does not see: it has no tower for pictures\. Leave"):
         picture_reader(blind, str(tmp_path))

@@ -30,8 +30,7 @@ def test_a_batch_has_texts_and_errors(pair_folders: tuple[Path, Path]) -> None:
         for place in (0, 1, 4):
             alone = engine.generate(PROMPTS[place], max_new_tokens=8, temperature=0.8, seed=3, name=batch["id"][place])
             assert (done["text"][place], done["num_tokens"][place]) == (alone.text, len(alone.token_ids))
-    again = generate({name: list(column)[::-1] for name, column in batch.items()})
-    assert again["text"] == done["text"][::-1]
+    assert generate({name: list(column)[::-1] for name, column in batch.items()})["text"] == done["text"][::-1]
 
 
 def test_a_tokenizer_in_the_place_of_the_targets_counts(pair_folders: tuple[Path, Path], tmp_path: Path) -> None:

@@ -63,8 +63,7 @@ def test_a_worker_holds_its_texts_and_a_small_reserve() -> None:
     most_ahead, done = 0, 0
     pool.read_infos()
     pool.load()
-    dispatch = Dispatch(rows(), pool, pool.names, log=print, on_exchange=lambda _worker, _told: None)
-    for _ in dispatch.run():
+    for _ in Dispatch(rows(), pool, pool.names, log=print, on_exchange=lambda _worker, _told: None).run():
         done += 1
         most_ahead = max(most_ahead, read - done)
     assert done == 10_000

@@ -61,5 +61,4 @@ def test_workers_are_made_load_and_answer_every_job(pool: RayWorkerPool[int, int
 def test_a_worker_that_takes_anothers_place_joins_with_the_settings_of_the_first(pool: RayWorkerPool[int, int]) -> None:
     pool.read_infos()
     pool.replace("worker 2")
-    joined = [event for _ in range(4) for event in pool.wait()]
-    assert joined == [WorkerJoined(worker="worker 2", num_texts=4)]
+    assert [event for _ in range(4) for event in pool.wait()] == [WorkerJoined(worker="worker 2", num_texts=4)]

@@ -78,8 +78,7 @@ class DraftCase:
 def with_draft(folder: Path, family: str, *, write: Callable[[Path, int], Path]) -> tuple[Path, Path]:
     """Write a family's target, and a draft of a target of so many layers."""
     config = {**FAMILIES, **RECURRENT}[family]()
-    target = save_folder(folder / "target", make_model(config))
-    return target, write(folder, int(config.num_hidden_layers))
+    return save_folder(folder / "target", make_model(config)), write(folder, int(config.num_hidden_layers))
 
 
 def _language_model(folder: Path, _num_layers: int) -> Path:

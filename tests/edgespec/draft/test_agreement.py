@@ -186,8 +186,7 @@ def is_recycled_before(draft: Any) -> bool:
 
 def guesses_of(first: float, second: float) -> Guesses:
     """Of 200 tokens, the first ones: those of a reading that agrees less are among those of one that agrees more."""
-    hits = [torch.arange(200) < 200 * share for share in (first, second)]
-    one, other = map(guessed, hits)
+    one, other = map(guessed, [torch.arange(200) < 200 * share for share in (first, second)])
     return Guesses(first=one, second=other)
 
 
@@ -309,8 +308,7 @@ def test_drafted_rows_that_are_a_position_off_are_named(
         return guesses_of(0.6 if late == later and is_block else 0.4, 0.5 if late == later else 0.3)
 
     monkeypatch.setattr(agreement, "_guesses", found_of)
-    draft = write_draft(tmp_path / "d", Drafter() if is_block else Head())
-    with open_engine(target, draft) as engine:
+    with open_engine(target, write_draft(tmp_path / "d", Drafter() if is_block else Head())) as engine:
         found = engine.draft_check
     assert (found.comparison.misplaced.what, found.comparison.misplaced.later) == ("rows", later)
     side = "later" if later > 0 else "earlier"

@@ -123,8 +123,7 @@ def test_where_cut_off_tokens_keep_a_part_candidates_have_what_their_place_gives
 
 
 def test_trees_are_as_deep_as_the_block_and_the_tuner_knows_its_calls(target: Path, tmp_path: Path) -> None:
-    drafter = write_drafter(tmp_path / "drafter", Drafter())
-    with open_engine(target, drafter) as engine:
+    with open_engine(target, write_drafter(tmp_path / "drafter", Drafter())) as engine:
         assert engine.tree.depth == engine.largest_tree.depth == 4
         growth = engine.trees.tuner.choice(SamplingSettings()).costs.growth
         growth.observe(2, 8, 0.02)
@@ -133,8 +132,7 @@ def test_trees_are_as_deep_as_the_block_and_the_tuner_knows_its_calls(target: Pa
 
 @pytest.mark.parametrize("options", GREEDY_AND_WARM, ids=["greedy", "warm"])
 def test_penalties_give_plain_decodings_tokens(target: Path, options: dict[str, Any], tmp_path: Path) -> None:
-    form = FORMS["DFlash, speculators, from the anchor"]
-    folder = write_drafter(tmp_path / "drafter", form)
+    folder = write_drafter(tmp_path / "drafter", FORMS["DFlash, speculators, from the anchor"])
     found = []
     for draft in (None, folder):
         with open_engine(target, draft, tree=TreeSettings(policy="opt-tree", size=12, lookup=False)) as engine:
@@ -184,8 +182,7 @@ def test_the_head_that_guesses_acceptance_is_named_once(target: Path, tmp_path: 
 
 
 def test_its_tables_are_planned_with_it(target: Path, tmp_path: Path) -> None:
-    folder = write_drafter(tmp_path / "drafter", FORMS["DFlash2"])
-    with_weights = open_pair(target, folder).draft
+    with_weights = open_pair(target, write_drafter(tmp_path / "drafter", FORMS["DFlash2"])).draft
     names = {name for name in with_weights.checkpoint.tensors if name.startswith("selector.")}
     codebooks = {f"selector.{name}_codebook.weight" for name in ("predecessor", "successor")}
     assert names == {"selector.hidden_projection.weight", *codebooks}

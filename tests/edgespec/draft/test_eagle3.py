@@ -57,15 +57,13 @@ def compare(engine: Engine, plain: PreTrainedModel, head: Head, tensors: dict[st
 @pytest.mark.parametrize("name", FORMS)
 def test_outputs_in_a_tree_are_the_pages(name: str, target: Path, tmp_path: Path) -> None:
     head = FORMS[name]
-    folder = write_head(tmp_path / "head", head)
-    with open_engine(target, folder) as engine:
+    with open_engine(target, write_head(tmp_path / "head", head)) as engine:
         compare(engine, make_model(TARGET), head, tensors_of(head))
 
 
 def test_torchs_own_file_is_read(target: Path, tmp_path: Path) -> None:
     head = Head(owns_embedding=True)
-    folder = write_head(tmp_path / "head", head, is_torch_file=True)
-    with open_engine(target, folder) as engine:
+    with open_engine(target, write_head(tmp_path / "head", head, is_torch_file=True)) as engine:
         compare(engine, make_model(TARGET), head, tensors_of(head), rounds=1)
 
 
@@ -85,6 +83,5 @@ def test_hybrids_and_mixtures_give_the_states_between_their_layers(family: str, 
     target = save_folder(tmp_path / "target", make_model(config))
     last = int(config.num_hidden_layers)
     head = Head(layers=(0, 2, last), read=(0, 2, last))
-    folder = write_head(tmp_path / "head", head)
-    with open_engine(target, folder) as engine:
+    with open_engine(target, write_head(tmp_path / "head", head)) as engine:
         compare(engine, make_model(config), head, tensors_of(head), rounds=2)

@@ -103,15 +103,13 @@ def test_what_is_not_understood_is_refused_by_name(
 
 
 def test_a_map_of_ids_in_the_place_of_offsets_is_refused(target: Path, tmp_path: Path) -> None:
-    tensors = tensors_of(PLAIN)
-    ids = tensors["d2t"] + torch.arange(100)
+    ids = tensors_of(PLAIN)["d2t"] + torch.arange(100)
     with pytest.raises(EdgespecError, match="d2t"):
         opened(target, tmp_path / "head", PLAIN, d2t=ids)
 
 
 def test_keys_that_are_not_known_are_named_and_others_are_not(target: Path, tmp_path: Path) -> None:
-    plain = opened(target, tmp_path / "head", PLAIN, {"use_cache": True, "pretraining_tp": 1})
-    assert len(plain.notes) == 1
+    assert len(opened(target, tmp_path / "head", PLAIN, {"use_cache": True, "pretraining_tp": 1}).notes) == 1
     odd = opened(target, tmp_path / "odd", PLAIN, {"new_trick": 3})
     assert any("new_trick" in note for note in odd.notes)
 

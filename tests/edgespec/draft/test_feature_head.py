@@ -57,8 +57,7 @@ def head_features(head: PreTrainedModel, target: PreTrainedModel, text: list[int
     found: list[Tensor] = []
     for length in range(len(text) + 1, len(text) + len(path) + 1):
         features = torch.cat([torch.zeros(1, known.shape[1]), known, *(feature[None] for feature in found)])
-        embedded = head.get_input_embeddings()(ids[:, :length])
-        inputs = head.fuse(embedded, features[None, :length])
+        inputs = head.fuse(head.get_input_embeddings()(ids[:, :length]), features[None, :length])
         found.append(decoder(inputs_embeds=inputs, use_cache=False).last_hidden_state[0, -1])
     return torch.stack(found)
 
@@ -148,8 +147,7 @@ def tiny_vocabulary_p_value(*, policy: str, num_texts: int) -> float:
     for seed in range(num_texts):
         noise = TextNoise(seed=seed, key=0, vocab=vocab, device=CPU)
         draws = TextDraws(sampling=settings.sampling, device=CPU, generator=generator, noise=noise)
-        session = start_sequence(Target(causal, rows), drafter, chosen, settings, draws)
-        steps = decode(session, prompt)
+        steps = decode(start_sequence(Target(causal, rows), drafter, chosen, settings, draws), prompt)
         tokens = [token for step in steps for token in step.tokens]
         counts[tuple(tokens[:3])] += 1
     # Whatever the first token was
@@ -230,6 +228,5 @@ def test_a_head_is_listed_as_the_draft_of_its_own_target_alone(
 def test_memory_of_a_pair_with_a_head_is_planned_without_loading(
     pair_folders: tuple[Path, Path], with_head: Callable[..., Path]
 ) -> None:
-    plan = placement_for(pair_folders[0], draft=with_head(), context_tokens=128)
-    assert "target: features" in str(plan)
+    assert "target: features" in str(placement_for(pair_folders[0], draft=with_head(), context_tokens=128))
     assert "target: features" not in str(placement_for(*pair_folders[:1], draft=pair_folders[1], context_tokens=128))

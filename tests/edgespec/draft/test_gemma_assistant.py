@@ -196,8 +196,7 @@ def test_both_depths_that_the_check_compares_are_the_pages_in_each_reading(
 @pytest.mark.parametrize("is_exchanged", [False, True])
 def test_an_assistant_that_reads_the_feature_first_is_found(is_exchanged: bool, tmp_path: Path) -> None:
     """It guesses what a target does whose layers add next to nothing: the next token follows the embedding."""
-    config = config_of_target("gemma4", Assistant())
-    target = make_model(config)
+    target = make_model(config_of_target("gemma4", Assistant()))
     with torch.no_grad():
         for name, parameter in target.named_parameters():
             parameter.mul_(0.02 if "layers" in name and "norm" in name and "post" in name else 1)

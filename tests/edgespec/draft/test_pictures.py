@@ -203,8 +203,7 @@ def test_a_head_of_ours_gets_pictures_of_the_target(
     of = SEEING[family]()
     prompt, folder = seeing_prompt(of, (1, 2)), saved(of, tmp_path / "model")
     fused = embeddings_taken_by(Fuse, monkeypatch)
-    head = write_feature_head(tmp_path / "head", folder)
-    with rows_of_drafts(folder, head, monkeypatch) as (engine, _):
+    with rows_of_drafts(folder, write_feature_head(tmp_path / "head", folder), monkeypatch) as (engine, _):
         fused.clear()
         assert list(engine.generate(prompt, **GREEDY).token_ids) == generated(of, prompt)
     expected = see(of.model, prompt).embedded

@@ -123,8 +123,7 @@ def load_of(plan: PlacedWeights, device: torch.device = CUDA) -> ModelLoad:
 
 
 def test_what_the_dense_parts_leave_of_the_card_and_of_ram_holds_experts(tmp_path: Path) -> None:
-    pair = big_pair(tmp_path, ram=5)
-    load = load_of(placed(pair))
+    load = load_of(placed(big_pair(tmp_path, ram=5)))
     experts = load.experts
     assert load.resident_bytes == load.layer_bytes
     assert 0 < experts.device_kept < experts.ram_kept < experts.num_experts
@@ -178,8 +177,7 @@ def test_a_pass_fetches_the_experts_of_its_rows_and_more_memory_leaves_fewer_to_
 def test_trees_are_smaller_where_their_nodes_add_experts(tmp_path: Path) -> None:
     """The same card and draft: of a dense target that streams, large trees pay."""
     rates = [0.7, 0.12, 0.05, 0.03]
-    best = estimate_best(big_pair(tmp_path, ram=4, with_draft=True), TreeSettings(), rates, size=None)
-    assert best.nodes <= 4
+    assert estimate_best(big_pair(tmp_path, ram=4, with_draft=True), TreeSettings(), rates, size=None).nodes <= 4
     dense = big_pair(tmp_path, ram=16, with_draft=True)
     config = LlamaConfig(hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32,
                          num_key_value_heads=8, vocab_size=32000)  # fmt: skip
@@ -246,8 +244,7 @@ def test_under_wsl_little_waits_in_locked_memory(tmp_path: Path, monkeypatch: py
     pair = big_pair(tmp_path, ram=5)
     for limit, is_staged in ((math.inf, False), (1 << 20, True)):
         limited = replace(pair, locked_bytes=limit)
-        experts = speed.load_there(limited, placed(pair)).target.experts
-        assert experts.are_staged == is_staged
+        assert speed.load_there(limited, placed(pair)).target.experts.are_staged == is_staged
     dense = replace(load_of(placed(pair)), ram_bytes=9, experts=None)
     assert [with_locked(dense, limit).staged_bytes for limit in (math.inf, 9, 4)] == [0, 0, 5]
     assumptions = pair.assumptions

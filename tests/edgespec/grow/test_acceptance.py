@@ -370,8 +370,7 @@ def test_drafting_stops_when_no_node_looks_likely_enough() -> None:
     for found, features in cases:
         best = float(found.predict(features).max())
         for confidence, expected in ((best + 1e-3, True), (best - 1e-3, False)):
-            ends = model_exit(found, DrafterWithStates(), confidence=confidence)(layer_of(q))
-            assert bool(ends.all()) is expected
+            assert bool(model_exit(found, DrafterWithStates(), confidence=confidence)(layer_of(q)).all()) is expected
 
 
 def test_a_model_of_hidden_states_needs_them_and_their_width() -> None:

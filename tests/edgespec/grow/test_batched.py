@@ -76,8 +76,7 @@ def best_of_all(q_of: Sequence[QOf], sizes: Sequence[int], budget: int, *, depth
 def assert_best_of_all(seed: int, sizes: Sequence[int], shares: Sequence[int]) -> None:
     q_of = drafts(len(sizes), seed)
     beams = [beam(size=size, share=share) for size, share in zip(sizes, shares, strict=True)]
-    found = [set(paths_of(tree)) for tree in grow(beams, q_of)]
-    assert found == best_of_all(q_of, sizes, sum(shares))
+    assert [set(paths_of(tree)) for tree in grow(beams, q_of)] == best_of_all(q_of, sizes, sum(shares))
 
 
 COMPANIES = [

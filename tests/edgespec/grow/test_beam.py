@@ -144,10 +144,8 @@ def test_a_threshold_keeps_the_paths_above_it(seed: int) -> None:
 def test_layers_are_as_wide_as_the_rule_allows(seed: int) -> None:
     rule = BeamRule(score=by_path_probability, layer_nodes=3, layer_expanded=2)
     tree = grow(random_q(VOCAB, 0.5, seed), rule, size=700, depth=4)
-    per_layer = depths(tree.parents).bincount()[1:].tolist()
-    assert per_layer == [3, 3, 3, 3]
-    expanded = depths(tree.parents)[tree.draft_rows >= 0].bincount()[1:].tolist()
-    assert expanded == [2, 2, 2]
+    assert depths(tree.parents).bincount()[1:].tolist() == [3, 3, 3, 3]
+    assert depths(tree.parents)[tree.draft_rows >= 0].bincount()[1:].tolist() == [2, 2, 2]
 
 
 def test_a_score_that_grows_downwards_still_makes_a_tree() -> None:

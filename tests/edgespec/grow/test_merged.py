@@ -21,8 +21,7 @@ from tests.edgespec.verify.test_walks import random_tree
 
 def drafted_tree(seed: int, nodes: int) -> TokenTree:
     """A tree of random tokens and chances."""
-    generator = torch.Generator().manual_seed(seed)
-    tree = random_tree(generator, nodes=nodes, vocab=5)
+    tree = random_tree(torch.Generator().manual_seed(seed), nodes=nodes, vocab=5)
     scores = [float("inf")]
     for node in range(1, nodes):
         parent = int(tree.parents[node])

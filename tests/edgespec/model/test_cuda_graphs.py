@@ -26,8 +26,7 @@ STATIC = ["llama", "qwen2", "qwen3", "mistral", "phi3", "opt", "gpt2", "gpt-neox
 
 
 def static_reader(family: str, seed: int = 0) -> Reader:
-    model = make_model(FAMILIES[family]())
-    return Reader.of(model, seed, cuda_graphs=True)
+    return Reader.of(make_model(FAMILIES[family]()), seed, cuda_graphs=True)
 
 
 @pytest.fixture

@@ -55,8 +55,7 @@ def test_a_tower_that_streams_says_the_same_with_the_memory_of_one_block(
     before = Tower._put
     monkeypatch.setattr(Tower, "_put", put)
     streamed = Sight(sight._causal, sight._record, is_resident=False, check=lambda *_: None)
-    found = streamed.see(prompt)
-    torch.testing.assert_close(found.embedded, expected.embedded, rtol=0, atol=0)
+    torch.testing.assert_close(streamed.see(prompt).embedded, expected.embedded, rtol=0, atol=0)
     assert 0 < most <= sight._record.streamed_bytes < sight._record.num_bytes
     assert not streamed.is_awake
     assert sorted(dropped) == [record.index for record in (sight._record.outside, *sight._record.blocks.values())]

@@ -172,8 +172,7 @@ def test_memory_grows_in_steps_and_is_not_touched_between_them() -> None:
 
 
 def test_memory_of_a_long_text_grows_by_a_share_of_it() -> None:
-    cache = TextCache(1)
-    layer = cache.layers[0]
+    layer = TextCache(1).layers[0]
     layer.append(rows(0, 4096), rows(0, 4096))
     assert layer.capacity == 4096
     layer.append(rows(4096, 1), rows(4096, 1))

@@ -110,8 +110,7 @@ def test_an_assistant_is_found_beside_a_gemma_4_whatever_its_name(name: str, cac
 
 
 def test_the_targets_own_layer_comes_first(file: Path) -> None:
-    target = shutil.copy(TINY / "qwen35-mtp.gguf", file)
-    first, *others = drafts_at_hand(open_model(Path(target)))
+    first, *others = drafts_at_hand(open_model(Path(shutil.copy(TINY / "qwen35-mtp.gguf", file))))
     assert (first.name, first.path, first.kind, first.fits, others) == ("mtp", MTP, "mtp", True, [])
 
 
@@ -126,8 +125,7 @@ def test_a_layers_file_is_found_once_and_one_of_another_name_too(file: Path) -> 
     assert (first.path.name, first.is_default) == ("mtp-Big-8B-Q8_0.gguf", True)
     assert not any(one.is_default for one in others)
     assert "is of a target with model_type" in reason(found(file)["mtp-other.gguf"])
-    layer = open_pair(file, None).draft
-    assert layer.folder == side
+    assert open_pair(file, None).draft.folder == side
 
 
 def test_the_target_in_another_format_and_what_is_as_large_are_none(file: Path) -> None:
@@ -154,8 +152,7 @@ def test_other_tokens_are_counted_at_a_glance_and_compared_where_they_are_as_man
 def test_beside_settings_alone_no_model_fits_since_no_tokens_can_be_compared(cache: Cache, tmp_path: Path) -> None:
     FAMILIES["qwen3"]().save_pretrained(tmp_path / "models" / "Big-8B")
     shutil.copy(TINY / "qwen35.gguf", tmp_path / "models")  # it states a layer, so its tokens are not counted at once
-    target = open_architecture(tmp_path / "models" / "Big-8B")
-    (one,) = drafts_at_hand(target, limit_s=60)
+    (one,) = drafts_at_hand(open_architecture(tmp_path / "models" / "Big-8B"), limit_s=60)
     assert "there is no tokenizer.json" in reason(one)
 
 

@@ -50,8 +50,7 @@ def test_other_values_of_any_matrix_of_a_large_checkpoint_are_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(room, "WHOLE_CHECKPOINT_BYTES", 0)
-    folder = shutil.copytree(DEMO_FOLDER / "target", tmp_path / "model")
-    checkpoint = read_checkpoint(folder)
+    checkpoint = read_checkpoint(shutil.copytree(DEMO_FOLDER / "target", tmp_path / "model"))
     before = weights_digest(checkpoint)
     sizes = [entry.num_bytes for entry in checkpoint.tensors.values()]
     assert min(sizes) <= WHOLE_TENSOR_BYTES < max(sizes)
@@ -108,8 +107,7 @@ def test_weights_are_read_once_until_a_file_is_written_to(
     weights = folder / "model.safetensors"
     weights.touch()
     assert weights_digest(read_checkpoint(folder)) == before
-    entry = read_checkpoint(folder).tensors["model.norm.weight"]
-    with other_values(entry, 0, 1):
+    with other_values(read_checkpoint(folder).tensors["model.norm.weight"], 0, 1):
         assert weights_digest(read_checkpoint(folder)) != before
     assert len(reads) == 3
     shutil.copy(weights, tmp_path / "new")

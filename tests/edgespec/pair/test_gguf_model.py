@@ -85,8 +85,7 @@ def test_sampling_that_a_file_asks_for_is_the_default(
     assert open_pair(TINY / "llama.gguf", None).default_sampling() == SamplingSettings()
     monkeypatch.setenv("EDGESPEC_MODEL", str(file))
     assert run(["config", "show"]) == 0
-    shown = capsys.readouterr().out
-    assert "top_k = 20\n" in shown
+    assert "top_k = 20\n" in capsys.readouterr().out
     wrong = with_settings(tmp_path / "b.gguf", **{"general.sampling.temp": -1.0})
     with pytest.raises(EdgespecError, match=r"'.*b\.gguf' asks for sampling that makes no sense"):
         open_pair(wrong, None).default_sampling()

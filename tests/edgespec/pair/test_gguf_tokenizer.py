@@ -90,8 +90,7 @@ def test_a_token_behind_every_text_is_left_out_of_chats_and_named(
 ) -> None:
     assert chat(tmp_path, SAYS, add_eos_token=True) == [8]
     assert not caplog.messages  # the file has no template, so that nobody chats with it
-    header = {"tokenizer.chat_template": SAYS}
-    open_gguf_tokenizer(byte_level(tmp_path, header, add_eos_token=True))
+    open_gguf_tokenizer(byte_level(tmp_path, {"tokenizer.chat_template": SAYS}, add_eos_token=True))
     assert "asks for '<|im_end|>' behind every text (add_eos_token)" in caplog.text
 
 

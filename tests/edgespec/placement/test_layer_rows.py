@@ -29,8 +29,7 @@ def test_they_are_as_many_as_a_share_of_the_budget_holds(mixture: Skeleton) -> N
     assert layer_rows(mixture, DTYPE, 1 << 50) == ALL_PROMPT_ROWS == 8192
     config = mixture.model.config
     found = {budget: layer_rows(mixture, DTYPE, budget) for budget in range(8 * MIB, 256 * MIB, 8 * MIB)}
-    between = {rows for rows in found.values() if CHUNK_ROWS < rows < ALL_PROMPT_ROWS}
-    assert len(between) > 1
+    assert len({rows for rows in found.values() if CHUNK_ROWS < rows < ALL_PROMPT_ROWS}) > 1
     for budget, rows in found.items():
         assert rows % CHUNK_ROWS == 0
         if rows > CHUNK_ROWS:

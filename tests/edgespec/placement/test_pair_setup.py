@@ -78,8 +78,7 @@ def test_without_a_greedy_plan_the_nearest_serves_greedy_decoding_too() -> None:
 def test_the_profiles_acceptance_is_the_pairs_own() -> None:
     model = default_acceptance()
     profile = example_profile(acceptance=model.to_document())
-    found = acceptance_of(profile)
-    assert found.to_document() == model.to_document()
+    assert acceptance_of(profile).to_document() == model.to_document()
     assert acceptance_of(replace(profile, acceptance=None)) is None, "none was fitted"
     with pytest.raises(EdgespecError, match="some-gpu"):
         acceptance_of(example_profile(acceptance={"schema": "edgespec.acceptance/1", "slot": []}))

@@ -134,8 +134,7 @@ def test_no_more_is_read_from_disk(ram_gib: int, weights: PairWeights, monkeypat
 @pytest.mark.parametrize("family", ["gemma4-shared", "llama"])
 def test_keys_that_other_layers_read_stay(family: str, tmp_path: Path) -> None:
     """A card that is too small for all of them by a sixth refuses the one, and takes the other."""
-    config = FAMILIES[family]()
-    config.save_pretrained(tmp_path)
+    FAMILIES[family]().save_pretrained(tmp_path)
     target = weights_by_size(open_architecture(tmp_path), dtype=torch.float32, quant=None)
     run = {"dtype": torch.float32, "quant": None, "context_tokens": 1 << 20}
     pair = PairWeights(target=target, draft=None)
@@ -157,8 +156,7 @@ def test_estimates_count_them_over_the_link(weights: PairWeights) -> None:
     )
     assert full.waiting_bytes == found.placement.keys_bytes
     assert full.waiting_bytes - half.waiting_bytes == len(found.placement.waiting_keys) * ROW_BYTES * LONG // 2
-    config = found.target.skeleton.model.config
-    assert full.cache_bytes == cache_bytes(config, rows=LONG, dtype=torch.bfloat16)
+    assert full.cache_bytes == cache_bytes(found.target.skeleton.model.config, rows=LONG, dtype=torch.bfloat16)
     assert full.ram_bytes == found.placement.streamed_bytes
     rates: Any = type("Rates", (), {"link_bytes_per_s": 1e9, "disk_bytes_per_s": 1e9, "from_ram": lambda *_, **__: 1e9})
     assert stream_s(full, rates) == pytest.approx((full.ram_bytes + full.waiting_bytes) / 1e9)

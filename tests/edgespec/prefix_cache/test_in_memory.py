@@ -44,8 +44,7 @@ def test_the_oldest_go_first(bound: str) -> None:
 
 def test_a_later_turn_takes_its_own_rows_and_leaves_the_others() -> None:
     cache = kept(*TEXTS)
-    found = cache.take([*TEXTS[1], 1, 2], ROOM)
-    assert list(found.target.ids) == TEXTS[1]
+    assert list(cache.take([*TEXTS[1], 1, 2], ROOM).target.ids) == TEXTS[1]
     assert first_ids(cache, *TEXTS) == [100, 300]
 
 
@@ -55,8 +54,7 @@ def test_another_conversation_with_the_same_beginning_gets_a_copy_of_that() -> N
     assert list(found.target.ids) == TEXTS[1][:20]
     assert first_ids(cache, *TEXTS) == [100, 200, 300]
     found.target.layers[0].storage[0].zero_()
-    left = cache.take(TEXTS[1], ROOM)
-    assert left.target.layers[0].rows(40)[0].flatten().tolist() == TEXTS[1]
+    assert cache.take(TEXTS[1], ROOM).target.layers[0].rows(40)[0].flatten().tolist() == TEXTS[1]
 
 
 def test_a_text_that_begins_otherwise_takes_nothing() -> None:

@@ -245,8 +245,7 @@ def test_a_file_that_goes_away_in_a_run_is_no_longer_used(
     with open_engine(target, draft) as engine:
         expected, _ = texts(engine, path)
     with open_engine(target, draft) as engine:
-        cache = PromptCache(path, engine.pair, engine.run_config)
-        engine.prefix_cache.prompt_cache = cache
+        engine.prefix_cache.prompt_cache = PromptCache(path, engine.pair, engine.run_config)
         shutil.move(path, tmp_path / "elsewhere")
         found = [engine.generate(PROMPTS[0], temperature=0.0, **OPTIONS).token_ids]
     assert found == expected[:1]

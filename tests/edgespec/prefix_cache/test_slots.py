@@ -45,8 +45,7 @@ def turn(engine: Engine, prompt: str | list[int]) -> tuple[list[int], int, int]:
 
 
 def test_conversations_that_begin_alike_take_nothing_from_each_other(engine: Engine) -> None:
-    after = [turn(engine, prompt)[0] for prompt in TURNS]
-    for ids in after:
+    for ids in [turn(engine, prompt)[0] for prompt in TURNS]:
         expected = engine.request(ids, max_new_tokens=12, seed=3, temperature=0.7)
         found, num_read, _ = turn(engine, ids)
         assert num_read <= 1, "a turn that adds nothing reads the last token"
@@ -159,8 +158,7 @@ def test_rows_of_another_model_with_the_same_tokens_are_not_taken(tmp_path: Path
     with open_engine(target=other, context_tokens=256) as engine:
         expected = engine.generate(prompt, max_new_tokens=12, seed=3, temperature=0.7)
         engine.forget()
-        stored = store(engine, tmp_path / "slots")
-        assert len(stored.not_used) == 1
+        assert len(store(engine, tmp_path / "slots").not_used) == 1
         found, _, num_kept = turn(engine, prompt)
         assert (found[len(prompt) :], num_kept) == (list(expected.token_ids), 0)
 

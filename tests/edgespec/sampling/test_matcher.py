@@ -113,8 +113,7 @@ def test_white_space_that_a_schema_or_a_grammar_asks_for_itself_stays() -> None:
     commas = over_tokens(json_schema_grammar({"type": "array", "x-guidance": {"item_separator": ";"}}))
     assert takes(commas, "[1;\n2]")
     assert not takes(commas, "[1;\n\n\n2]")
-    free = Grammar(form="grammar", text=f"start: %json {json.dumps(SCHEMA)}\n")
-    assert takes(over_tokens(free), '{\n\n\n"ab": 1}')
+    assert takes(over_tokens(Grammar(form="grammar", text=f"start: %json {json.dumps(SCHEMA)}\n")), '{\n\n\n"ab": 1}')
 
 
 def test_behind_the_end_of_a_text_nothing_is_asked() -> None:
@@ -185,8 +184,7 @@ def test_a_grammar_that_allows_no_first_token_is_refused_when_it_is_made(text: s
 
 
 def test_a_grammar_of_an_empty_text_allows_its_end() -> None:
-    found = over_tokens(Grammar(form="grammar", text='root ::= ""')).matcher().allowed([])
-    assert spelled(found) == {"<|endoftext|>"}
+    assert spelled(over_tokens(Grammar(form="grammar", text='root ::= ""')).matcher().allowed([])) == {"<|endoftext|>"}
 
 
 def test_a_missing_library_is_named_with_the_way_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:

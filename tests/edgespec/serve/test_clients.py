@@ -101,8 +101,7 @@ def test_anthropics_messages_whole_and_streamed(anthropic: Anthropic, engine: En
     with anthropic.messages.stream(**asked) as stream:
         assert "".join(stream.text_stream) == expected
         assert stream.get_final_message().usage.output_tokens == 24
-    counted = anthropic.messages.count_tokens(model="any", messages=ASKED)
-    assert counted.input_tokens == len(chat_ids(engine))
+    assert anthropic.messages.count_tokens(model="any", messages=ASKED).input_tokens == len(chat_ids(engine))
 
 
 def test_what_a_turn_has_in_common_with_the_last_is_not_read_again(client: httpx.Client) -> None:
@@ -126,8 +125,7 @@ def test_numbers_for_prometheus_count_what_was_done(client: httpx.Client) -> Non
             for sample in family.samples
         }
 
-    body = {"messages": ASKED, **DRAWN}
-    timings = client.post("/v1/chat/completions", json=body).json()["timings"]
+    timings = client.post("/v1/chat/completions", json={"messages": ASKED, **DRAWN}).json()["timings"]
     assert client.post("/v1/chat/completions", json={"prompt": ""}).status_code == 400
     found = numbers()
     assert found["edgespec_requests_total /v1/chat/completions 200"] == 1

@@ -34,8 +34,7 @@ def test_what_is_claimed_of_pictures_on_the_page_holds(start: Started, seeing: S
     truths = {"cat": first, "dog": seeing.said(second, CAT, DOG)}
     _, address = start()
     with browser() as driver:
-        page = Page(driver, address)
-        found = dict(pictures(page, files, base64.b64encode(saved(CAT)).decode(), truths))
+        found = dict(pictures(Page(driver, address), files, base64.b64encode(saved(CAT)).decode(), truths))
         if shown := os.environ.get("EDGESPEC_SCREENSHOT"):
             driver.save_screenshot(shown)
         assert driver.execute_script("return window.violations") == []

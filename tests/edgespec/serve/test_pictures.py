@@ -50,8 +50,7 @@ def test_python_takes_paths_bytes_and_pixels(engine: Engine, seeing: SeeingModel
         assert found.text == truth
         assert found.usage.image_tokens == 6
         assert found.usage.prompt_tokens == len(engine.encode([{"role": "user", "content": content}]))
-    chat = engine.chat(max_new_tokens=MADE, temperature=0)
-    assert chat.send("What is this?", images=[path]).text == truth
+    assert engine.chat(max_new_tokens=MADE, temperature=0).send("What is this?", images=[path]).text == truth
 
 
 def test_chat_completions(openai: OpenAI, seeing: SeeingModel) -> None:

@@ -133,8 +133,7 @@ def test_a_page_that_is_let_in_may_ask_and_no_other(start: Started) -> None:
 
 def test_health_needs_no_key_and_models_do(start: Started) -> None:
     _, address = start(api_key=KEY)
-    found = [httpx.get(address + path).status_code for path in ("/health", "/v1/models")]
-    assert found == [200, 401]
+    assert [httpx.get(address + path).status_code for path in ("/health", "/v1/models")] == [200, 401]
 
 
 def test_other_machines_are_let_in_with_a_key_alone() -> None:

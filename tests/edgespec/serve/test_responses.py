@@ -40,8 +40,7 @@ def test_the_text_is_the_engines_whole_and_streamed(openai: OpenAI, engine: Engi
 
 
 def test_every_event_of_a_text_comes_in_its_order(openai: OpenAI) -> None:
-    stream = openai.responses.create(**WAY, input=ASKED, extra_body=SEED, stream=True)
-    events = list(stream)
+    events = list(openai.responses.create(**WAY, input=ASKED, extra_body=SEED, stream=True))
     assert [event.sequence_number for event in events] == list(range(len(events)))
     kinds = [event.type.removeprefix("response.") for event in events]
     assert list(dict.fromkeys(kinds)) == [

@@ -112,8 +112,7 @@ def test_beside_a_form_of_the_answer_a_tool_is_called_or_the_answer_fits(address
         assert called["message"].get("tool_calls") or called["message"]["content"].startswith("def")
     said = chat(address, strict=strict, response_format=given, logit_bias={"{": 60, "def": -100})
     assert json.loads(said["message"]["content"]) == {"a": 1}
-    forced = chat(address, strict=strict, response_format=given, tool_choice="required")
-    assert forced["finish_reason"] == "tool_calls"
+    assert chat(address, strict=strict, response_format=given, tool_choice="required")["finish_reason"] == "tool_calls"
 
 
 def test_what_cannot_be_enforced_is_refused(address: str, monkeypatch: pytest.MonkeyPatch) -> None:

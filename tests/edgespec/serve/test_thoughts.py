@@ -33,8 +33,7 @@ def chat(client: httpx.Client, **fields: Any) -> Any:
     ids=str,
 )  # fmt: skip
 def test_a_chat_thinks_and_then_says_what_fits(client: httpx.Client, wish: dict[str, Any]) -> None:
-    response = chat(client, **wish)
-    message = response.json()["choices"][0]["message"]
+    message = chat(client, **wish).json()["choices"][0]["message"]
     assert json.loads(message["content"])["a"] in ("x", "y")
     free = chat(client, max_tokens=9).json()["choices"][0]["message"]
     assert message["reasoning_content"].strip() == free["reasoning_content"].strip()

@@ -92,8 +92,7 @@ def test_rows_of_one_choice_are_never_used_for_another(base: tuple[Path, nn.Modu
             assert list(found.token_ids) == greedy_tokens(with_adapters(model, *paths), PROMPT, NEW), use
             assert found.cached_tokens == 0
             engine.forget() if len(engine.prefix_cache) > 3 else None
-        again = engine.generate(PROMPT, reuse=True, adapters=[], **GREEDY)
-        assert again.cached_tokens > 0
+        assert engine.generate(PROMPT, reuse=True, adapters=[], **GREEDY).cached_tokens > 0
 
 
 def test_files_of_rows_know_their_adapters(base: tuple[Path, nn.Module, list[Path]], tmp_path: Path) -> None:

@@ -185,8 +185,7 @@ def test_a_draft_reads_no_further_for_a_text_that_ended(
             assert len(handles[-1].added) == 1
             for handle in handles[:-1]:
                 assert handle.result().token_ids == expected[0].token_ids
-        again = submitted(engine, LONG, max_new_tokens=60).result()
-        assert again.token_ids == expected[1].token_ids
+        assert submitted(engine, LONG, max_new_tokens=60).result().token_ids == expected[1].token_ids
 
 
 def test_a_text_that_needs_no_tree_has_its_draft_read_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -188,14 +188,12 @@ def test_a_conversation_keeps_its_penalties_from_turn_to_turn(engine: Engine) ->
         chat.send("def add(a, b):")
         answers.append(chat.send("def sub(a, b):"))
     assert answers[0].token_ids == answers[1].token_ids
-    fresh = engine.generate(chat.prompt_ids(chat.messages[:-1]), **options)
-    assert fresh.token_ids == answers[1].token_ids
+    assert engine.generate(chat.prompt_ids(chat.messages[:-1]), **options).token_ids == answers[1].token_ids
 
 
 def test_tokens_are_named_by_id_or_by_text_and_others_are_refused(engine: Engine) -> None:
     (index,) = engine.pair.tokenizer.encode(" self")
-    request = engine.request("x", logit_bias={" self": 3, 5: -1})
-    assert dict(request.sampling.logit_bias) == {index: 3, 5: -1}
+    assert dict(engine.request("x", logit_bias={" self": 3, 5: -1}).sampling.logit_bias) == {index: 3, 5: -1}
     for bias, said in (
         ({engine.pair.vocab: 1}, f"has token {engine.pair.vocab}, and the model knows {engine.pair.vocab}"),
         ({"defghijk": 1}, "'defghijk', which is 5 tokens"),

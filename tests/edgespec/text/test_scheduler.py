@@ -80,8 +80,7 @@ def test_a_text_that_a_stop_string_ended_takes_no_part_in_later_passes(
         open_pair(*pair_folders), tree=tree, context_tokens=128, self_check=False, parallel=2
     ) as engine:
         expected = engine.generate(PROMPT, **OPTIONS)
-        stopped = engine.generate(PROMPT, **OPTIONS, stop=expected.text[4])
-        assert len(stopped.token_ids) < len(expected.token_ids) / 2
+        assert len(engine.generate(PROMPT, **OPTIONS, stop=expected.text[4]).token_ids) < len(expected.token_ids) / 2
         again = engine.generate(PROMPT, reuse=True, **OPTIONS)  # on the rows that the stopped text has left
         assert {step.num_texts for step in again.steps} == {1}
         assert again.token_ids == expected.token_ids

@@ -77,8 +77,7 @@ def test_tokens_behind_the_stop_string_in_the_same_burst_are_dropped() -> None:
 
 def test_a_special_token_ends_a_text_though_it_leaves_none() -> None:
     tokenizer = make_tokenizer()
-    wanted = stop_strings(tokenizer, "<|endoftext|>")
-    assert wanted.special_tokens == {tokenizer.eos_token_id: "<|endoftext|>"}
+    assert stop_strings(tokenizer, "<|endoftext|>").special_tokens == {tokenizer.eos_token_id: "<|endoftext|>"}
     assert stop_strings(tokenizer, ["x"]).special_tokens == {}
     (only,) = chunks([["a", "", "b"]], ("<|endoftext|>",), special={1: "<|endoftext|>"})
     assert (only.text, only.step.tokens, only.stop_string) == ("a", (0, 1), "<|endoftext|>")

@@ -46,8 +46,7 @@ def drain(engine: Engine, *handles: TextHandle) -> list[tuple[int, ...]]:
 
 @pytest.mark.parametrize("family", KINDS)
 def test_parts_that_others_share_change_no_text(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = save_folder(tmp_path, make_model(ALL[family]()))
-    with opened(folder) as engine:
+    with opened(save_folder(tmp_path, make_model(ALL[family]()))) as engine:
         requests = [asked(engine, prompt) for prompt in (LONG, SHORT, OTHER, LONG)]  # the last as a sample of the first
         expected = [
             engine.generate(request.ids, max_new_tokens=12, seed=3, ignore_eos=True).token_ids for request in requests
@@ -55,8 +54,7 @@ def test_parts_that_others_share_change_no_text(family: str, tmp_path: Path, mon
         for rows in (UNIT, 3 * UNIT):
             read_in(monkeypatch, rows)
             assert drain(engine, *(engine.submit(request) for request in requests)) == expected
-        kept = engine.generate([*LONG[:60], *OTHER], max_new_tokens=1, reuse=True)
-        assert kept.prompt_tokens == 60 + len(OTHER)
+        assert engine.generate([*LONG[:60], *OTHER], max_new_tokens=1, reuse=True).prompt_tokens == 60 + len(OTHER)
         again = engine.generate(
             LONG, max_new_tokens=12, seed=3, ignore_eos=True, reuse=True
         )  # on rows, where there are
@@ -135,8 +133,7 @@ def test_a_pass_ends_where_nobody_is_left_in_it(
         handles = [engine.submit(asked(engine, LONG), on_prefill=leave), engine.submit(asked(engine, OTHER))]
         engine.advance()
         assert looks == [0, 1], "the next look is the last one"
-        waiting = [engine.submit(asked(engine, SHORT)) for _ in range(4)]
-        found = drain(engine, *waiting)
+        found = drain(engine, *[engine.submit(asked(engine, SHORT)) for _ in range(4)])
         assert len(heard) == 1
         assert [handle.whole().finish_reason for handle in handles] == ["interrupted"] * 2
         assert found == [engine.generate(SHORT, max_new_tokens=12, seed=3, ignore_eos=True).token_ids] * 4

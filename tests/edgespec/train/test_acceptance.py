@@ -40,8 +40,7 @@ def made_up_records(seed: int, count: int = 4000) -> CandidateRecords:
 
 
 def test_known_chances_are_found() -> None:
-    records = made_up_records(1)
-    model, report = fit_acceptance(records, about={"target": "none"}, settings=QUICK)
+    model, report = fit_acceptance(made_up_records(1), about={"target": "none"}, settings=QUICK)
     others = made_up_records(2)
     known = known_chances(others)[:, :-1]
 

@@ -232,8 +232,7 @@ def test_blocks_are_pieces_of_texts_and_no_more_than_asked_for() -> None:
 
 def test_room_for_a_group_comes_off_the_targets() -> None:
     config = FAMILIES["llama"]()
-    limits = MemoryLimits(max_cpu_bytes=1 << 30)
-    group = place_groups(config, place_with(limits, block_tokens=64))
+    group = place_groups(config, place_with(MemoryLimits(max_cpu_bytes=1 << 30), block_tokens=64))
     taken = texts_bytes(config, num_rows=group.rows, text_rows=64, dtype=torch.float32)
     assert group.memory == Memory(device_budget_bytes=(1 << 30) - taken, host_budget_bytes=(1 << 30) - taken)
     assert 0.9 * (1 << 28) < taken <= 1 << 28

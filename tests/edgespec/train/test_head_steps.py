@@ -30,8 +30,7 @@ def test_step_k_at_a_row_is_the_draft_k_deep_that_ends_there(family: str) -> Non
         steps = head_steps(head, make_batch(target, texts), num_steps=STEPS)
     for block, ids in enumerate(texts):
         for root in (0, 1, 7, 14):
-            drafted = features_of_a_chain(target, head, ids, root=root)
-            for depth, expected in enumerate(drafted):
+            for depth, expected in enumerate(features_of_a_chain(target, head, ids, root=root)):
                 torch.testing.assert_close(steps[depth][block, root + depth], expected, rtol=1e-4, atol=1e-4)
 
 
@@ -95,7 +94,6 @@ def test_padding_changes_nothing_and_what_is_fed_back_carries_no_gradient() -> N
     alone = head_steps(head, make_batch(target, [short]), num_steps=3)
     for step, other in zip(both, alone, strict=True):
         torch.testing.assert_close(step[1, :9], other[0], rtol=1e-4, atol=1e-5)
-    gradients = torch.autograd.grad(alone[1][0, 5].sum(), alone[0], allow_unused=True)
-    assert gradients == (None,)
+    assert torch.autograd.grad(alone[1][0, 5].sum(), alone[0], allow_unused=True) == (None,)
     weights = own_tensors(head)
     assert all(found is not None for found in torch.autograd.grad(alone[2][0, 5].sum(), list(weights.values())))

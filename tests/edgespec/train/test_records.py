@@ -100,8 +100,7 @@ def test_the_mean_accepted_length_is_what_verification_comes_to() -> None:
 
 def test_columns_say_what_growth_knew() -> None:
     tree = example(2, "chosen")
-    p = random_p(tree, torch.Generator().manual_seed(0))
-    found = slot_records(tree, p, temperature=0.6)
+    found = slot_records(tree, random_p(tree, torch.Generator().manual_seed(0)), temperature=0.6)
     for node in range(1, tree.num_nodes):
         at, parent, token = node - 1, int(tree.parents[node]), int(tree.tokens[node])
         q = tree.draft_probs[parent]

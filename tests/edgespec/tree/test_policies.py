@@ -109,8 +109,7 @@ def test_every_setting_that_a_policy_uses_can_be_given(policy: Policy, tmp_path:
     decides = {} if policy.has_classifier else {"stop_model": Path("s.safetensors")}
     for name in policy.settings - {"tree_file"}:
         beside = decides if name == "confidence" else {}
-        settings = settings_of(policy, tmp_path, **{name: GIVEN[name]}, **beside)
-        assert getattr(settings, name) == GIVEN[name]
+        assert getattr(settings_of(policy, tmp_path, **{name: GIVEN[name]}, **beside), name) == GIVEN[name]
 
 
 @every_policy

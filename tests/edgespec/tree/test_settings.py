@@ -25,10 +25,8 @@ TRUNCATED = SamplingSettings(temperature=0.7, top_k=20, top_p=0.8, min_p=0.1)
 def test_a_greedy_targets_draft_is_not_truncated(policy: str, temperature: float) -> None:
     """Greedy decoding ignores top-k, top-p and min-p: a draft that did not would miss tokens for nothing."""
     greedy = SamplingSettings(temperature=0.0, top_k=20, top_p=0.8, min_p=0.1)
-    tree = TreeSettings(policy=policy)
-    assert tree.draft_sampling(greedy) == DraftSampling(temperature=temperature)
-    warm = TreeSettings(policy=policy, draft_temperature=0.9)
-    assert warm.draft_sampling(greedy) == DraftSampling(temperature=0.9)
+    assert TreeSettings(policy=policy).draft_sampling(greedy) == DraftSampling(temperature=temperature)
+    assert TreeSettings(policy=policy, draft_temperature=0.9).draft_sampling(greedy) == DraftSampling(temperature=0.9)
 
 
 def test_a_greedy_targets_draft_gives_a_chains_classifier_the_probabilities_it_was_fitted_on() -> None:

@@ -170,10 +170,8 @@ def test_a_number_of_texts_that_was_looked_at_before_any_pass_learns_from_the_ot
 
 def test_below_the_fewest_rows_seen_the_line_goes_on_but_no_row_saves_more_than_its_share() -> None:
     """In company most passes have looked up rows, and those of roots alone are seldom seen."""
-    passes = PassCosts([(16, 0.020), (64, 0.036)])
-    assert passes.seconds(4) == pytest.approx(0.016)
-    steep = PassCosts([(16, 0.020), (64, 0.200)])
-    assert steep.seconds(4) == pytest.approx(0.005)
+    assert PassCosts([(16, 0.020), (64, 0.036)]).seconds(4) == pytest.approx(0.016)
+    assert PassCosts([(16, 0.020), (64, 0.200)]).seconds(4) == pytest.approx(0.005)
     assert PassCosts([(16, 0.020)]).seconds(4) == pytest.approx(0.020)
 
 

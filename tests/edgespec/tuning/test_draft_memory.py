@@ -41,8 +41,7 @@ def pair(pair_folders: tuple[Path, Path]) -> ModelPair:
 
 def kept(pair: ModelPair) -> float:
     assert pair.draft is not None
-    found = learned_rate(pair.target, pair.draft)
-    return found.rate
+    return learned_rate(pair.target, pair.draft).rate
 
 
 def keep(pair: ModelPair, *worths: DraftWorth) -> None:
@@ -55,8 +54,7 @@ def keep(pair: ModelPair, *worths: DraftWorth) -> None:
 def test_a_rate_is_the_one_by_which_trees_yield_as_much(rate: float, nodes: int, layers: int) -> None:
     rates = power_law(rate)
     table = sequoia_table(rates, size=nodes, depth=layers, max_children=len(rates))
-    tokens = table.expected_tokens(nodes, layers)
-    assert rate_of(tokens, nodes=nodes, layers=layers) == pytest.approx(rate, abs=3e-3)
+    assert rate_of(table.expected_tokens(nodes, layers), nodes=nodes, layers=layers) == pytest.approx(rate, abs=3e-3)
 
 
 def test_runs_count_by_their_trees(pair: ModelPair) -> None:
@@ -93,8 +91,7 @@ def test_what_the_first_trees_of_a_process_took_never_counts(pair: ModelPair) ->
         growth = took(2, 2, 50.0, num_trees=LEAST_TIMED - 1)
         growth.observe(2, 2, 0.5)
         keep_learned(pair.target, pair.draft, [of_trees(LEAST_TIMED, 0.5)], growth, place="here")
-    found = learned_growth(pair.target, pair.draft, "here")
-    assert found.seconds == pytest.approx(0.5, rel=0.05)
+    assert learned_growth(pair.target, pair.draft, "here").seconds == pytest.approx(0.5, rel=0.05)
 
 
 @pytest.mark.parametrize(
@@ -130,8 +127,7 @@ def test_what_a_mean_tree_took_is_kept_for_its_place_alone(pair: ModelPair) -> N
     assert (found.nodes, found.layers, found.num_trees) == (2, 2, 20)
     assert found.seconds == pytest.approx(0.5, rel=0.05)
     keep_learned(pair.target, pair.draft, [of_trees(300, 1.0)], took(2, 2, 0.1, num_trees=60), place="here")
-    mean = learned_growth(pair.target, pair.draft, "here")
-    assert mean.seconds == pytest.approx(0.2, rel=0.05)
+    assert learned_growth(pair.target, pair.draft, "here").seconds == pytest.approx(0.2, rel=0.05)
     assert learned_growth(pair.target, pair.draft, "elsewhere") is None
     rate = kept(pair)
     keep_learned(pair.target, pair.draft, [of_trees(8, 1.0)], took(2, 2, 3.0), place="elsewhere")

@@ -114,8 +114,7 @@ def test_a_dear_tree_is_worth_many_tokens() -> None:
 def test_nothing_is_judged_before_it_was_seen() -> None:
     assert is_drafted(choice((), DEAR, tokens=0, steps=2))
     # A step without the draft shows first what its rows take.
-    only_large = choice((), {65: 0.4}, tokens=8)
-    assert not is_drafted(only_large)
+    assert not is_drafted(choice((), {65: 0.4}, tokens=8))
 
 
 def test_a_draft_that_was_left_out_is_tried_again_for_a_small_share_of_the_time() -> None:

@@ -40,16 +40,14 @@ def test_a_probe_belongs_to_trees_or_to_plain_decoding() -> None:
 
 @pytest.mark.parametrize(("num_texts", "num_steps"), [(1, 3), (2, 2), (5, 1)])
 def test_texts_in_company_show_their_trees_again_in_fewer_steps(num_texts: int, num_steps: int) -> None:
-    probe = known_trees(replace(situation(is_plain=True), num_texts=num_texts), SETTINGS)
-    assert probe.num_steps == num_steps
+    assert known_trees(replace(situation(is_plain=True), num_texts=num_texts), SETTINGS).num_steps == num_steps
 
 
 def test_a_first_tree_is_paid_for_by_all_nodes_that_it_may_have() -> None:
     """The best of usual trees has one, and the first that is grown may have four."""
     now = situation(is_plain=True, slow=0.1)
     now.costs.growth.observe(1, 1, 0.01)
-    probe = known_trees(replace(now, usual=[MeanTree(1.6, 1, 1)], is_tested=False), SETTINGS)
-    assert probe.lost_s > 4 * 0.1
+    assert known_trees(replace(now, usual=[MeanTree(1.6, 1, 1)], is_tested=False), SETTINGS).lost_s > 4 * 0.1
 
 
 def test_a_probe_costs_what_its_tokens_would_not_have_taken() -> None:
@@ -71,8 +69,7 @@ def test_a_far_tree_is_no_deeper_than_its_layers_pay() -> None:
     now = situation(routing=COARSE)
     pass_s = now.costs.passes(1).seconds(1)
     now.costs.growth.observe(1, 0, 0.2 * pass_s)
-    probe = far_trees(replace(now, is_plain=True), SETTINGS)
-    assert probe.limits.stop_gain == pytest.approx(0.2, rel=0.1)
+    assert far_trees(replace(now, is_plain=True), SETTINGS).limits.stop_gain == pytest.approx(0.2, rel=0.1)
 
 
 def test_probes_take_turns_within_their_share_of_the_time() -> None:

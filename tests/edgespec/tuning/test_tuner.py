@@ -334,8 +334,7 @@ def test_the_next_text_goes_on_where_the_last_one_ended() -> None:
         words = engine.trees_in_use(GREEDY)
         assert words is not None
         assert "(tuned)" in words
-        again = engine.generate(PROMPTS[1], max_new_tokens=1, sampling=GREEDY)
-        assert again.passes == ()
+        assert engine.generate(PROMPTS[1], max_new_tokens=1, sampling=GREEDY).passes == ()
         # Its prompt may show that passes have become faster, and so what such trees would yield and take.
         assert str(engine.trees_in_use(GREEDY)).split(" ")[:3] == words.split(" ")[:3]
 

@@ -140,8 +140,7 @@ def test_equal_distributions_are_always_accepted() -> None:
             draft_probs=q,
         )
         nearly = q * (1 + 1e-7 * (torch.rand(1, 9, generator=generator) - 0.5))
-        acceptance = accept_alone(verify_rejection(tree, DenseRows(torch.cat([nearly, nearly])), generator))
-        assert acceptance.path == (1,)
+        assert accept_alone(verify_rejection(tree, DenseRows(torch.cat([nearly, nearly])), generator)).path == (1,)
 
 
 def test_rejection_refuses_chosen_children_and_names_the_sound_pairs() -> None:

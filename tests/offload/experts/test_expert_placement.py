@@ -67,8 +67,7 @@ def test_where_little_is_left_one_expert_has_room(skeleton: Skeleton) -> None:
     expert, dense = skeleton.expert_groups[0].expert_stored_bytes, max(dense_bytes(skeleton))
     converted = max(record.copied.stored_bytes for record in skeleton.dense_records)
     least = USED + MIN_SLOTS * dense + converted + expert
-    placement = place(skeleton, least, most=0)
-    assert placement.experts.num_kept == 1
+    assert place(skeleton, least, most=0).experts.num_kept == 1
     with pytest.raises(PlacementError, match="needed with every layer streamed"):
         place(skeleton, least - 1, most=0)
 

@@ -189,8 +189,7 @@ def test_all_experts_can_stay_on_the_host(room: int, kept: int, folder: Path) ->
     )  # fmt: skip
     assert placement.experts.num_kept == kept
     assert placement.num_resident == 3
-    being_read = placement.host_bytes.pop(READ, 0)
-    assert being_read == (0 if kept == 12 else (room - kept) * expert_bytes)
+    assert placement.host_bytes.pop(READ, 0) == (0 if kept == 12 else (room - kept) * expert_bytes)
     assert placement.host_bytes == {"libraries": 10, f"{kept} of 12 experts": kept * expert_bytes}
     assert placement.streamed_bytes == placement.disk_bytes == (12 - kept) * expert_bytes
     model = StreamedModel(skeleton, placement, device=CPU)

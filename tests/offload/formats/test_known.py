@@ -39,8 +39,7 @@ def test_users_words_stand_for_every_format_that_weights_are_packed_in_and_no_ot
 
 def test_the_troubleshooting_page_names_every_format_that_is_read() -> None:
     page = (ROOT / "docs/troubleshooting.md").read_text(encoding="utf-8")
-    section = page.partition("## E_QUANTIZED\n")[2].partition("\n## ")[0]
-    words = set(re.findall(r"[\w-]+", section))
+    words = set(re.findall(r"[\w-]+", page.partition("## E_QUANTIZED\n")[2].partition("\n## ")[0]))
     assert all({known.name, *known.methods} <= words for known in FORMATS)
 
 
@@ -48,8 +47,7 @@ def test_the_troubleshooting_page_names_every_format_that_is_read() -> None:
 def test_rounding_is_as_small_as_the_format_allows(known: Quantizer) -> None:
     weight = torch.randn(128, 192)
     packing, parts = known.pack(weight)
-    error = (packing.unpack(parts, torch.empty(128, 192)) - weight).square().mean().sqrt()
-    assert error < LARGEST_ERRORS[known.name]
+    assert (packing.unpack(parts, torch.empty(128, 192)) - weight).square().mean().sqrt() < LARGEST_ERRORS[known.name]
 
 
 @pytest.mark.parametrize("shape", [(128, 96), (128, 192), (96, 24), (2, 8, 24), (2, 64, 32), (2, 32, 64)], ids=str)

@@ -57,8 +57,7 @@ def test_plain_models_state_nothing() -> None:
 
 
 def test_mlx_states_its_format_elsewhere() -> None:
-    config = LlamaConfig(quantization={"group_size": 64, "bits": 4})
-    assert format_stated(stated_packing(config)) == "mlx"
+    assert format_stated(stated_packing(LlamaConfig(quantization={"group_size": 64, "bits": 4}))) == "mlx"
 
 
 def test_the_format_is_named_in_a_few_words() -> None:

@@ -28,8 +28,7 @@ def rewritten(name: str, folder: Path, part: str, *, layer: str = "") -> tuple[P
         if tensor.name.startswith(layer) and tensor.name.endswith(f"{part}.weight"):
             block, random = TYPES["Q4_0"], torch.Generator().manual_seed(number)
             halves = torch.randint(0, 256, (tensor.num_bytes // tensor.block.num_bytes, 16), generator=random)
-            scales = SCALE.expand(len(halves), 2)
-            content = torch.cat((scales, halves.to(torch.uint8)), 1).numpy().tobytes()
+            content = torch.cat((SCALE.expand(len(halves), 2), halves.to(torch.uint8)), 1).numpy().tobytes()
         mixed.append((tensor.name, tensor.shape, block.number, content))
         numbers = torch.empty(len(content) // block.num_bytes, block.weights)
         block.unpack(torch.frombuffer(bytearray(content), dtype=torch.uint8).view(-1, block.num_bytes), numbers)

@@ -88,8 +88,7 @@ def test_published_groups_stand_for_those_that_a_file_of_this_size_leaves_out(
 @pytest.mark.parametrize(("num_experts", "has_norms"), [(16, True), (128, False)])
 def test_of_llama_4_only_the_one_of_128_experts_has_no_norms(tmp_path: Path, num_experts: int, has_norms: bool) -> None:
     header = read_gguf(changed(tmp_path, "llama4", {"llama4.expert_count": num_experts}))
-    fields = config_fields(without_routers(header))
-    assert fields["use_qk_norm"] is has_norms
+    assert config_fields(without_routers(header))["use_qk_norm"] is has_norms
 
 
 def test_matrices_of_several_types_in_a_parameter_are_unpacked() -> None:

@@ -39,8 +39,7 @@ def test_values_that_say_nothing_change_nothing(name: str) -> None:
     values = {key: found for key, found in unread(header).items() if key not in rules}
     assert len(values) > 80
     for turn in range(2):
-        stated = {key: found[min(turn, len(found) - 1)] for key, found in values.items()}
-        fields = stating(header, **stated)
+        fields = stating(header, **{key: found[min(turn, len(found) - 1)] for key, found in values.items()})
         assert {**fields, "num_nextn_predict_layers": 0} == {**config_fields(header), "num_nextn_predict_layers": 0}
 
 
@@ -94,6 +93,5 @@ def test_a_setting_of_0_is_as_good_as_left_out(name: str, settings: Any, expecte
 def test_the_factor_of_a_long_rotation_is_the_files_or_none() -> None:
     header = read_gguf(TINY / "phi3-long.gguf")
     for stated, expected in ((2.0, 2.0), (None, 1.0)):
-        fields = stating(header, **{"rope.scaling.attn_factor": stated})
-        assert fields["rope_scaling"]["attention_factor"] == expected
+        assert stating(header, **{"rope.scaling.attn_factor": stated})["rope_scaling"]["attention_factor"] == expected
     assert 1.06 < config_fields(header)["rope_scaling"]["attention_factor"] < 1.07  # as the file has it

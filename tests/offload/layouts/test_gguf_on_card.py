@@ -148,8 +148,7 @@ def test_blocks_that_do_not_lie_at_multiples_of_their_words_are_copied_which_is_
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     blocks, weight = matrix("Q4_K")
-    elsewhere = torch.zeros(blocks.numel() + 2, dtype=torch.uint8)
-    moved = elsewhere[2:].view(blocks.shape).copy_(blocks)
+    moved = torch.zeros(blocks.numel() + 2, dtype=torch.uint8)[2:].view(blocks.shape).copy_(blocks)
     given = activations(2, weight.shape[1])
     gguf_on_card._say_where.cache_clear()
     with caplog.at_level(logging.WARNING, "edgespec.offload"):
@@ -208,8 +207,7 @@ def test_a_kernel_is_used_where_the_card_computes_what_it_should(
         assert caplog.text.count("weights of Q4_K are unpacked in each pass") == is_said
     works_on.cache_clear()
     monkeypatch.setattr(gguf_on_card, "launch", right)
-    kernel = kernel_of(packing, (64, 512), BF16, CARD)
-    assert kernel.max_rows == MOST
+    assert kernel_of(packing, (64, 512), BF16, CARD).max_rows == MOST
     assert kernel_of(packing, (64, 512), torch.float32, CARD) is None
     assert kernel_of(packing, (2, 64, 512), BF16, CARD) is None
 

@@ -384,5 +384,4 @@ def test_the_order_of_another_kind_of_processor_is_found() -> None:
         for capability in ("avx2", "default")
     }  # fmt: skip
     assert found == {"avx2": "halves32", "default": "pairs32"}
-    own = torch_order()
-    assert own.name == "halves64"
+    assert torch_order().name == "halves64"

@@ -46,8 +46,7 @@ def test_experts_of_gpt_oss_are_kept_by_rows_of_their_transposed(layout: Lossles
     packing, parts = Transposed(transposed=kept.storage), kept.repack("e", stored)
     assert torch.equal(packing.unpack(parts, torch.empty(shape)), expected)
     names = packing.stored_names("e")
-    again = storage_of("e", shape, {name: (entry(name, parts[part]),) for part, name in names.items()}, {})
-    assert again == packing
+    assert storage_of("e", shape, {name: (entry(name, parts[part]),) for part, name in names.items()}, {}) == packing
     share = packing.of_share(shape, experts)
     of_one = {part: tensor[1:2] for part, tensor in parts.items()}
     assert torch.equal(share.transposed.unpack(of_one, torch.empty(1, rows, columns)), expected[1:2].mT)

@@ -44,8 +44,7 @@ def compiled_codes(module: Callable[..., object]) -> list[Compiled]:
 def in_lanes(numbers: Tensor) -> Tensor:
     """Return numbers uint8 [r, i] in the order that the module's docstring says: int16 lanes."""
     lanes = numbers.view(-1, 4, 8, numbers.shape[1] // 2, 2).permute(0, 3, 1, 2, 4).int()  # [B, i / 2, 4, 8, 2]
-    words = sum(lanes[:, :, place] << 4 * place for place in range(4))
-    return words.to(torch.int16).contiguous()
+    return sum(lanes[:, :, place] << 4 * place for place in range(4)).to(torch.int16).contiguous()
 
 
 def of_even_steps() -> Weight:

@@ -12,8 +12,7 @@ from scripts.make.expert_spread import fit_spread
 def test_a_spread_is_found_again_from_its_counts(spread: float, num_texts: int) -> None:
     routing = Routing(num_experts=128, chosen=4, spread=spread)
     counted = [(rows, routing.distinct(rows, num_texts=num_texts)) for rows in (1, 4, 16, 64)]
-    found = fit_spread(counted, num_experts=128, chosen=4, num_texts=num_texts)
-    assert found == pytest.approx(spread, abs=0.01)
+    assert fit_spread(counted, num_experts=128, chosen=4, num_texts=num_texts) == pytest.approx(spread, abs=0.01)
 
 
 def test_counts_that_say_nothing_leave_rows_independent() -> None:

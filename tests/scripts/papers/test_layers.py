@@ -81,7 +81,6 @@ def test_a_bench_takes_what_is_fitted_on_its_pair(tmp_path: Path) -> None:
     document["about"] = {"pair": "another"}
     (tmp_path / "own.json").write_text(json.dumps(document), encoding="utf-8")
     bench = Bench(None, None, 0, fits=Fits(acceptance=tmp_path / "own.json"))
-    policy = bench.policy(TreeSettings(policy="sequoia", size=8))
-    assert policy.acceptance is bench.acceptance
+    assert bench.policy(TreeSettings(policy="sequoia", size=8)).acceptance is bench.acceptance
     assert bench.acceptance.about["pair"] == "another"
     bench.engine.close()

@@ -107,8 +107,7 @@ def test_places_of_blocks_follow_each_rows_path() -> None:
     """Two branches behind five rows: a block that begins before the tail ends in each of them."""
     visible = torch.tensor([[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [1, 0, 1, 0, 0], [1, 1, 0, 1, 0], [1, 0, 1, 0, 1]]).bool()
     paths = RowPaths.of_tree(visible, 5)
-    blocks = torch.tensor([[[0, 1]] * 3 + [[1, NONE]] * 2])
-    found = paths.places_of_blocks(blocks, 4, with_rest=True)[0]
+    found = paths.places_of_blocks(torch.tensor([[[0, 1]] * 3 + [[1, NONE]] * 2]), 4, with_rest=True)[0]
     assert paths.longest == 8
     assert found.tolist() == [
         [0, 1, 2, 3, 4, 5, -1, -1, 4, 5, -1],
@@ -189,8 +188,7 @@ def _all_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _ngrams_go_by_places(monkeypatch: pytest.MonkeyPatch) -> None:
     def by_place(held: StateRows, new: Tensor, visible: Tensor) -> Tensor:
-        ahead = torch.ones_like(visible).tril(visible.shape[1] - visible.shape[0])
-        return last_inputs(held, new, ahead)
+        return last_inputs(held, new, torch.ones_like(visible).tril(visible.shape[1] - visible.shape[0]))
 
     for users in (ngrams, short_convolution):
         monkeypatch.setattr(users, "last_inputs", by_place)

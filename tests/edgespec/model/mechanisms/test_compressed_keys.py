@@ -88,8 +88,7 @@ def test_groups_that_are_longer_than_trees_end_in_some_of_them() -> None:
 
 
 def test_the_plan_counts_what_rows_give_to_groups_and_the_keys_of_these() -> None:
-    rates = {"compressed_sparse_attention": 4, "heavily_compressed_attention": 8}
-    reader = reader_of(compress_rates=rates)
+    reader = reader_of(compress_rates={"compressed_sparse_attention": 4, "heavily_compressed_attention": 8})
     reader.read_prompt(PROMPT)
     cache = reader.target.cache
     held = {layer.capacity for layer in cache.layers}

@@ -406,8 +406,7 @@ def test_a_blocks_rows_pass_natively_and_its_rows_of_features_do_not(
 
 
 def test_a_layer_that_scales_its_rows_is_read_by_torch() -> None:
-    model = random_model("llama", torch.float32)
-    causal = CausalModel(copy.deepcopy(model), device=CPU)
+    causal = CausalModel(copy.deepcopy(random_model("llama", torch.float32)), device=CPU)
     causal._layers[0].scale = 2.0
     causal.use_native_passes()
     assert not causal.is_native
