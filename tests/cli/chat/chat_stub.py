@@ -1,15 +1,12 @@
-"""A chat whose model repeats what it is told, to test the terminal: `python -m tests.cli.chat.chat_stub HISTORY`.
-
-A test's own child may run it too: it has loaded what a program loads for seconds.
-"""
+"""A chat whose model repeats what it is told, to test the terminal: `python -m tests.cli.chat.chat_stub HISTORY`."""
 
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NoReturn
+from typing import Any
 
 from edgespec.cli.chat.keys import silent_keys
 from edgespec.cli.chat.line_editor import open_reader
@@ -60,36 +57,16 @@ class StubConversation:
             yield SimpleNamespace(text=f"GOT {text!r}")
 
 
-def main(history: Path) -> int:
-    """Chat until that is ended, and return the program's exit status."""
+if __name__ == "__main__":
     engine: Any = StubEngine()
     conversation: Any = StubConversation(engine)
     with visible_streams(), silent_keys() as keys:
         time.sleep(float(os.environ.get("STUB_LOADS_S", "0")))
         read_message, _ = open_reader(
-            history=history, words={"read": (), "show": ("memory",)}, file_commands=("read",), color=False,
+            history=Path(sys.argv[1]), words={"read": (), "show": ("memory",)}, file_commands=("read",), color=False,
             typed=keys.typed,
         )  # fmt: skip
         screen = Screen(Console(quiet=False, verbose=False), color="never")
         chat = Chat(engine=engine, conversation=conversation, screen=screen, read_message=read_message, keys=keys,
                     own_tree=engine.tree, shows_stats=False)  # fmt: skip
-        return converse(chat, None)
-
-
-def run_in_child(history: Path, environment: Mapping[str, str], starts_s: float) -> NoReturn:
-    """Be the program, in a process that has been forked, on its terminal and with its environment."""
-    code = 1
-    try:
-        os.closerange(3, 1024)
-        os.environ.update(environment)
-        sys.stdin = os.fdopen(0, "r", encoding="utf-8", errors="surrogateescape")
-        sys.stdout, sys.stderr = (os.fdopen(number, "w", encoding="utf-8") for number in (1, 2))
-        time.sleep(starts_s)
-        code = main(history)
-        sys.stdout.flush()
-    finally:
-        os._exit(code)
-
-
-if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+        sys.exit(converse(chat, None))

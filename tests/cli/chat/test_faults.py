@@ -124,10 +124,13 @@ def test_read_refuses_a_name_that_no_file_can_have(name: str, chat: Chat, capsys
 if sys.platform != "win32":
     from tests.cli.chat.test_terminal import Terminal
 
+    def begun(folder: Path, **environment: str) -> Terminal:
+        return Terminal(["-m", "tests.cli.chat.chat_stub", str(folder / "history")], folder, **environment)
+
     @pytest.mark.parametrize(("at_once", "later"), [("one\rtw", "o\rthree\r\x04"), ("one\rtwo\rthree\r\x04", "")])
     def test_lines_typed_while_a_chat_loads_are_its_first_messages(at_once: str, later: str, tmp_path: Path) -> None:
         """Those of the first moment, when the terminal still has lines of its own, and those that come later."""
-        terminal = Terminal([], tmp_path, starts_s=0.5, STUB_LOADS_S="1")
+        terminal = begun(tmp_path, STUB_LOADS_S="1")
         terminal.keys(at_once)
         time.sleep(0.7)
         terminal.keys(later)
@@ -137,7 +140,7 @@ if sys.platform != "win32":
 
     @pytest.mark.parametrize("kind", ["dumb", "unknown", ""])
     def test_a_dumb_terminal_gets_plain_lines_and_reads_lines(kind: str, tmp_path: Path) -> None:
-        terminal = Terminal([], tmp_path, TERM=kind)
+        terminal = begun(tmp_path, TERM=kind)
         terminal.keys("one\r")
         terminal.see("GOT 'one'")
         shown = terminal.child.before
@@ -152,7 +155,7 @@ if sys.platform != "win32":
         assert terminal.end() == 0
 
     def test_bytes_of_latin_1_are_read_with_a_word_and_the_chat_goes_on(tmp_path: Path) -> None:
-        terminal = Terminal([], tmp_path)
+        terminal = begun(tmp_path)
         terminal.ready()
         os.write(terminal.child.child_fd, b"gr\xfc\xdfe\r")
         terminal.see("2 bytes of what was typed")

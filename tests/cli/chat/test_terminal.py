@@ -7,12 +7,9 @@ import stat
 import sys
 import time
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import pytest
-
-from tests.cli.chat.chat_stub import run_in_child
 
 if sys.platform == "win32":
     pytest.skip("needs a pseudo-terminal", allow_module_level=True)
@@ -26,23 +23,24 @@ SEQUENCE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[=>]")
 
 
 class Terminal:
-    """A program in a terminal of its own; without arguments the stub, which needs no start of Python."""
+    """A program in a terminal of its own."""
 
-    def __init__(
-        self, arguments: list[str], home: Path, *, program: str = sys.executable, starts_s: float = 0.0,
-        **environment: str,
-    ) -> None:  # fmt: skip
-        own = {"EDGESPEC_HOME": str(home), "OMP_NUM_THREADS": "1", "PROMPT_TOOLKIT_NO_CPR": "1", "TERM": "xterm",
-               **environment}  # fmt: skip
+    def __init__(self, arguments: list[str], home: Path, *, program: str = sys.executable, **environment: str) -> None:
         self.child = pexpect.spawn(
             program,
             arguments,
             cwd=str(ROOT),
-            env={**os.environ, **own},
+            env={
+                **os.environ,
+                "EDGESPEC_HOME": str(home),
+                "OMP_NUM_THREADS": "1",
+                "PROMPT_TOOLKIT_NO_CPR": "1",
+                "TERM": "xterm",
+                **environment,
+            },
             encoding="utf-8",
             timeout=90,
             dimensions=(30, 120),
-            preexec_fn=None if arguments else partial(run_in_child, home / "history", own, starts_s),
         )
 
     def ready(self) -> str:
@@ -69,7 +67,7 @@ class Terminal:
 
 @pytest.fixture
 def stub(tmp_path: Path) -> Iterator[Terminal]:
-    terminal = Terminal([], tmp_path)
+    terminal = Terminal(["-m", "tests.cli.chat.chat_stub", str(tmp_path / "history")], tmp_path)
     terminal.ready()
     yield terminal
     terminal.child.close(force=True)
@@ -117,7 +115,7 @@ def test_an_editor_opens_on_the_line(tmp_path: Path) -> None:
     editor = tmp_path / "editor"
     editor.write_text('#!/bin/sh\nprintf "from an editor" > "$1"\n')
     editor.chmod(0o755)
-    stub = Terminal([], tmp_path, VISUAL=str(editor))
+    stub = Terminal(["-m", "tests.cli.chat.chat_stub", str(tmp_path / "history")], tmp_path, VISUAL=str(editor))
     stub.ready()
     stub.keys("typed\x07")
     stub.see("from an editor")
@@ -216,13 +214,14 @@ def test_ctrl_c_while_importing_leaves_with_130_and_no_trace(command: str, after
 
 def test_the_history_is_that_of_earlier_chats_too(tmp_path: Path) -> None:
     """Messages of several lines come back whole, and Ctrl-R finds them."""
-    first = Terminal([], tmp_path)
+    arguments = ["-m", "tests.cli.chat.chat_stub", str(tmp_path / "history")]
+    first = Terminal(arguments, tmp_path)
     first.ready()
     for keys in ("one apple", PASTE.format("two\npears"), "three plums"):
         first.line(keys)
     first.keys("\x04")
     assert first.end() == 0
-    second = Terminal([], tmp_path)
+    second = Terminal(arguments, tmp_path)
     second.ready()
     assert r"GOT 'two\npears'" in second.line("\x1b[A\x1b[A\x1b[A\x1b[B")  # up to the first, and down again
     for keys in ("\x12", "apple", "\r"):  # the last accepts what was found, and sends nothing yet
