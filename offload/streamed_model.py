@@ -25,7 +25,7 @@ from offload.layer_store import LayerRecord, LayerStore
 from offload.layouts.onednn import has_onednn, hook_linear_layers, in_kernel_order, takes_kernel_order
 from offload.loaders import CpuLoader, CudaLoader
 from offload.packed_outside import PackedHead
-from offload.packed_weight import PackedModule
+from offload.packed_weight import PackedModule, kernel_limits
 from offload.pages import in_large_pages, large_blocks_apart
 from offload.placement import OUTSIDE_INDEX, Placement, with_pinned_layers
 from offload.skeleton import Skeleton
@@ -129,6 +129,8 @@ class StreamedModel:
         for packed in packed_outside(skeleton):
             if isinstance(packed, PackedHead):
                 packed.offer_rows(dtype, device, self._hooks)
+        limits = kernel_limits(skeleton.packed, dtype, device)
+        self.few_rows = max(limits, default=0) if device.type == "cpu" else 0  # more of a text are a prompt's
         for packed in hooked:
             module = packed.module
             is_apart = functools.partial(chooses_few, module) if module in apart else None

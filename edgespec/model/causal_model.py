@@ -100,6 +100,7 @@ class CausalModel:
         """
         self._take(model, device=device, never_drawn=never_drawn)
         self.layer_rows = chunk_rows  # that pass a layer at once, if more than pass attention at once
+        self.few_rows = 0  # of a text, that multiply packed weights as they are; 0: it is left to the weights
         self._keeps_hidden, self._chunk_rows = keeps_hidden is not False, chunk_rows
         self._aux_states = keeps_hidden if isinstance(keeps_hidden, AuxStates) else None
         self._decoder = decoder_of(model)
@@ -345,6 +346,7 @@ class CausalModel:
             most_rows=self._chunk_rows,
             text_by_text=self._cache.text_by_text,
             layer_rows=self.layer_rows if self._layers_take_more else 0,
+            few_rows=self.few_rows,
             exact=self.is_exact,
         )
         with (

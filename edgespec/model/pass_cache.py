@@ -12,6 +12,7 @@ from transformers.cache_utils import Cache
 from edgespec.errors import EdgespecError
 from edgespec.model.pass_rows import Span
 from offload.adapters.use import rows_under_way, runs_of
+from offload.packed_weight import stays_packed
 
 Result = TypeVar("Result")
 
@@ -39,6 +40,7 @@ def attended(spans: Sequence[Span] | None, call: Callable[[], Result]) -> Result
     context.run(spans_under_way.set, spans)
     if spans is not None:
         context.run(rows_under_way.set, runs_of([(span.rows.cache.adapters, span.count) for span in spans]))
+        context.run(stays_packed.set, all(span.stays_packed for span in spans))
     return context.run(call)
 
 

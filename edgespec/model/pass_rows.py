@@ -110,6 +110,7 @@ class Span:
     kept_row_paths: list[RowPaths] = field(default_factory=list)
     readings: dict[int, OwnReading] = field(default_factory=dict)  # of layers whose attention reads in a way of its own
     lent_keys: UserDict[str, tuple[Tensor, ...]] = field(default_factory=UserDict)  # that a layer lends to later ones
+    stays_packed: bool = False  # packed weights are multiplied as they are, however many rows share the product
 
     @property
     def count(self) -> int:
@@ -222,14 +223,21 @@ def additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def chunks_of(
-    parts: Sequence[PassRows], *, most_rows: int, text_by_text: bool, layer_rows: int = 0, exact: bool = False
+    parts: Sequence[PassRows],
+    *,
+    most_rows: int,
+    text_by_text: bool,
+    layer_rows: int = 0,
+    few_rows: int = 0,
+    exact: bool = False,
 ) -> list[list[Span]]:
     """Return the rows of a pass in chunks of whole spans, of one text each if required.
 
     A span has at most `most_rows` rows, and a chunk those, or `layer_rows` if they are more. A text's rows are cut
     where a multiple of `most_rows` of its tokens ends: in what parts a prompt is read changes no sum. Rows that
-    see each other are not parted: a span then has more rows. Where it is `exact`, spans of texts pass alone, so that
-    their rows have the bits that they have in any company; trees share chunks.
+    see each other are not parted: a span then has more rows. Trees, and spans of at most `few_rows`, share no chunk
+    with longer ones, and multiply packed weights as they are: a row's bits hang on no company. Where it is `exact`,
+    spans of texts pass alone, so that their rows have the bits that they have in any company; trees share chunks.
     """
     layer_rows = max(most_rows, layer_rows)
     chunks: list[list[Span]] = []
@@ -238,7 +246,8 @@ def chunks_of(
         is_alone = exact and part.visible is None
         free = 0 if text_by_text or is_alone else free
         for span in _spans(part, 1 if part.one_by_one else most_rows):
-            if span.count > free:
+            span.stays_packed = few_rows > 0 and (part.visible is not None or span.count <= few_rows)
+            if span.count > free or chunks[-1][-1].stays_packed != span.stays_packed:
                 chunks.append([])
                 free = layer_rows
             chunks[-1].append(span)

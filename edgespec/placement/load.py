@@ -83,6 +83,7 @@ class LoadedModels:
         if "target" in self._causal and target.copying is not None:
             self._causal["target"].waiting = key_stream(target.model, target.placement, target.copying)
         for role, causal in self._causal.items():
+            causal.few_rows = streamed[role].few_rows
             if not streamed[role].reorders:
                 causal.use_native_passes()
                 if not hasattr(causal.model, "block"):
