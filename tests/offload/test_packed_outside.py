@@ -153,10 +153,10 @@ def test_a_head_is_as_near_as_weights_in_bf16_and_a_row_has_its_bits_among_any_n
 
 @pytest.mark.skipif(not is_available(), reason="no kernels can be compiled here")
 @pytest.mark.parametrize("dtype", [BF16, torch.float32])
-def test_a_head_multiplies_its_blocks_for_a_trees_rows_and_is_never_unpacked_whole(
+def test_a_head_multiplies_its_blocks_for_any_rows_and_is_never_unpacked_whole(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """More rows go in chunks, where those are faster."""
+    """Rows of many texts have the bits that each has alone, also more than a layer's kernel takes of a prompt."""
     with ExitStack() as undo:
         module, weight, head = head_of("Q6_K", undo, dtype)
         monkeypatch.setattr(PackedWeight, "unpack", lambda *_: pytest.fail("the head is unpacked"))
@@ -164,6 +164,7 @@ def test_a_head_multiplies_its_blocks_for_a_trees_rows_and_is_never_unpacked_who
         exact, found = rows.double() @ weight.double().T, module(rows)
         assert (found.double() - exact).norm() / exact.norm() < (0.003 if dtype == BF16 else 1e-4)
         few = module(rows[:80])
+        assert torch.equal(found[:80], few)
         assert torch.equal(module(rows[:3]), few[:3])
         assert not torch.equal(few, functional.linear(rows[:80], weight.to(dtype)))
         assert head.num_unpacked(dtype, CPU) == 0
