@@ -11,7 +11,6 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
-from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -20,13 +19,9 @@ from torch import Tensor, nn
 from offload.formats.storage import PackedStorage, rows_at_once
 from offload.layouts.at_load import LayoutAtLoad, layout_at_load
 from offload.layouts.known import kernel_of
-from offload.layouts.layout import Kernel
+from offload.layouts.layout import Kernel, in_pieces, stays_packed
 
 PART_BYTES = 32 << 20  # of a weight that are unpacked at once, where its format unpacks some rows alone
-
-# Whether a processor multiplies the rows that pass now by kernels, however many they are: unpacked weights would give
-# a tree's row other bits than it has alone
-stays_packed: ContextVar[bool] = ContextVar("stays_packed", default=False)
 
 
 class PackedWeight(nn.Module):
@@ -208,7 +203,7 @@ def multiplied(kernel: Kernel, parts: Mapping[str, Any], rows: Tensor, bias: Ten
     if _num_rows(rows) <= kernel.max_rows:
         return kernel.multiply(parts, rows, bias)
     flat = rows.reshape(-1, rows.shape[-1])
-    found = torch.cat([kernel.multiply(parts, some, bias) for some in flat.split(kernel.max_rows)])
+    found = in_pieces(lambda some: kernel.multiply(parts, some, bias), flat, kernel.max_rows)
     return found.view(*rows.shape[:-1], -1)
 
 

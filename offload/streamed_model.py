@@ -22,6 +22,7 @@ from offload.experts.on_demand import hook_experts
 from offload.file_tables import look_up_in_files
 from offload.host_table import input_table, send_rows
 from offload.layer_store import LayerRecord, LayerStore
+from offload.layouts.layout import TREE_ROWS
 from offload.layouts.onednn import has_onednn, hook_linear_layers, in_kernel_order, takes_kernel_order
 from offload.loaders import CpuLoader, CudaLoader
 from offload.packed_outside import PackedHead
@@ -129,8 +130,9 @@ class StreamedModel:
         for packed in packed_outside(skeleton):
             if isinstance(packed, PackedHead):
                 packed.offer_rows(dtype, device, self._hooks)
+        # More rows of a text are a prompt's: on a processor a row's bits then do not hang on its company
         limits = kernel_limits(skeleton.packed, dtype, device)
-        self.few_rows = max(limits, default=0) if device.type == "cpu" else 0  # more of a text are a prompt's
+        self.few_rows = max(limits, default=TREE_ROWS) if skeleton.packed and device.type == "cpu" else 0
         for packed in hooked:
             module = packed.module
             is_apart = functools.partial(chooses_few, module) if module in apart else None

@@ -12,7 +12,7 @@ from transformers.cache_utils import Cache
 from edgespec.errors import EdgespecError
 from edgespec.model.pass_rows import Span
 from offload.adapters.use import rows_under_way, runs_of
-from offload.packed_weight import stays_packed
+from offload.layouts.layout import stays_packed
 
 Result = TypeVar("Result")
 

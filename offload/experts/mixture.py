@@ -18,8 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from offload.device import to_device
+from offload.layouts.layout import stays_packed
 from offload.layouts.onednn import in_few_sizes, multiply
-from offload.packed_weight import multiplied, stays_packed
+from offload.packed_weight import multiplied
 
 if TYPE_CHECKING:
     from offload.experts.expert_group import ExpertWeight

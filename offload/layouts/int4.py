@@ -31,7 +31,15 @@ from offload.formats.storage import (
 from offload.layouts.int4_lanes import BLOCK_ROWS, LaneOrder, in_units
 from offload.layouts.int4_orders import NUM_ROWS, ORDERS, BlockOrder, own_order
 from offload.layouts.int4_tiles import TILES, TileOrder
-from offload.layouts.layout import TREE_ROWS, Kernel, LosslessLayout, Repacked, fastest_s
+from offload.layouts.layout import (
+    TREE_ROWS,
+    Kernel,
+    LosslessLayout,
+    Repacked,
+    fastest_s,
+    in_pieces,
+    stays_packed,
+)
 from offload.layouts.onednn import in_few_sizes, many_rows_dtype
 from offload.layouts.rounding import least_loss, nearest_zeros, rounded_in_shares
 
@@ -196,7 +204,10 @@ class Int4(Quantizer):
         flat = rows.reshape(-1, rows.shape[-1])
         if self.has_columns:
             flat = flat.index_select(-1, parts["columns"])
-        product = (self.multiply_packed if len(flat) <= few else self.multiply_unpacked)(parts, flat)
+        if len(flat) <= few or stays_packed.get():
+            product = in_pieces(functools.partial(self.multiply_packed, parts), flat, few)
+        else:
+            product = self.multiply_unpacked(parts, flat)
         return (product if bias is None else product.add_(bias)).view(*rows.shape[:-1], -1)
 
     def multiply_packed(self, parts: Mapping[str, Tensor], rows: Tensor) -> Tensor:

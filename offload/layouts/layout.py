@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import timeit
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,8 @@ from offload.native.weights import NativeWeight
 
 # A processor's kernel multiplies at least so many: with unpacked weights a tree's row would have other bits than alone
 TREE_ROWS = 80
+# Whether all rows that pass now are multiplied as so few, however many they are: trees', and those of texts in company
+stays_packed: ContextVar[bool] = ContextVar("stays_packed", default=False)
 SAMPLE_ROWS = 7
 NUM_TIMED = 5  # products
 Multiply = Callable[[Mapping[str, Any], Tensor, Tensor | None], Tensor]  # parts, rows [..., i], bias -> [..., r]
@@ -36,6 +39,11 @@ class Kernel:
     of_any_rows: Multiply | None = None  # the same for a weight that is not unpacked; None: `multiply`
     # What takes the weight's parts where a whole pass is one native call; None where that cannot multiply by it
     native: Callable[[Mapping[str, Any]], NativeWeight] | None = None
+
+
+def in_pieces(multiply: Callable[[Tensor], Tensor], rows: Tensor, most: int) -> Tensor:
+    """Return products of rows [n, i], of which at most so many share one: [n, r]."""
+    return multiply(rows) if len(rows) <= most else torch.cat([multiply(some) for some in rows.split(most)])
 
 
 def is_right(product: Callable[[Tensor], Tensor], weight: Tensor, *, largest_error: float) -> bool:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from offload.layouts.layout import Kernel
+from offload.layouts.layout import Kernel, stays_packed
 from offload.native.weights import NativeWeight
 
 
@@ -48,3 +48,14 @@ def check_wrong_kernels_are_refused(
                 assert not is_served(), change
     finally:
         layout._is_right.cache_clear()
+
+
+def check_company_changes_no_bits(multiply: Callable[[Tensor], Tensor], rows: Tensor) -> None:
+    """More rows than are multiplied as few have the bits of few, where they are those of a tree."""
+    token = stays_packed.set(True)
+    try:
+        found = multiply(rows)
+    finally:
+        stays_packed.reset(token)
+    assert torch.equal(found[-3:], multiply(rows[-3:]))
+    assert not torch.equal(found, multiply(rows))

@@ -14,7 +14,11 @@ from offload.layouts.bitsandbytes import CAPABILITIES, FEW_ROWS, most_rows
 from offload.layouts.known import kernel_of
 from offload.layouts.layout import Kernel
 from offload.native.compiler import is_available
-from tests.offload.layouts.products import check_products, check_wrong_kernels_are_refused
+from tests.offload.layouts.products import (
+    check_company_changes_no_bits,
+    check_products,
+    check_wrong_kernels_are_refused,
+)
 
 CPU = torch.device("cpu")
 SHAPE, UNITS = (131, 96), (96, 160)  # of torch's kernel, and of ours
@@ -141,6 +145,7 @@ def test_a_processor_without_bf16_multiplies_a_prompt_in_float32(
     assert torch.allclose(found, (exact.to(BF16) if bias is None else exact.to(BF16) + bias), rtol=2**-7, atol=1e-3)
     few = kernel().multiply(parts, rows[0], bias)
     assert torch.equal(few, bitsandbytes._multiply_int8(parts, rows[0], bias)), "a tree's rows"
+    check_company_changes_no_bits(lambda some: kernel().multiply(parts, some, bias), rows.flatten(0, 1))
 
 
 @pytest.mark.parametrize("capability", ["AVX512", "AVX2", "DEFAULT"])

@@ -31,7 +31,7 @@ from offload.layouts.known import kernel_of, storage_of
 from tests.offload.formats import definitions
 from tests.offload.formats.definitions import PUBLISHED
 from tests.offload.formats.test_published import entry
-from tests.offload.layouts.products import check_wrong_kernels_are_refused
+from tests.offload.layouts.products import check_company_changes_no_bits, check_wrong_kernels_are_refused
 
 CPU = torch.device("cpu")
 needs_kernel = pytest.mark.skipif(kernel_order() is None, reason="torch has no such kernel for this processor")
@@ -155,6 +155,14 @@ def test_many_rows_are_multiplied_with_unpacked_weights(monkeypatch: pytest.Monk
     inputs = torch.randn(6, columns).bfloat16()
     product = kernel.multiply(parts, inputs, None).float()
     torch.testing.assert_close(product, inputs.float() @ weight.float().T, rtol=0.01, atol=0.05)
+
+
+@needs_kernel
+def test_rows_of_a_large_tree_have_the_bits_of_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(int4, "rows_that_are_few", lambda *_: 16)
+    packing, parts = packed(random_steps(NUM_ROWS * 2, 1024, 32), 32)
+    kernel = kernel_of(packing, (NUM_ROWS * 2, 1024), torch.bfloat16, CPU)
+    check_company_changes_no_bits(lambda some: kernel.multiply(parts, some, None), torch.randn(40, 1024).bfloat16())
 
 
 @pytest.mark.parametrize("has_bf16", [False, True])

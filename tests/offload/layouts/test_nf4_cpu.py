@@ -25,7 +25,7 @@ from offload.layouts.nf4_cpu import (
 )
 from tests.offload.formats.bitsandbytes_checkpoints import block_scales, looked_up
 from tests.offload.formats.test_published import entry
-from tests.offload.layouts.products import check_wrong_kernels_are_refused
+from tests.offload.layouts.products import check_company_changes_no_bits, check_wrong_kernels_are_refused
 
 LIBRARY_KINDS = KINDS[:2]
 CPU = torch.device("cpu")
@@ -250,6 +250,15 @@ def test_a_row_has_the_same_bits_alone_and_among_others_and_with_more_threads() 
         torch.set_num_threads(threads)
         for count in (*range(1, 81), FEW_ROWS):
             assert torch.equal(kernel.multiply(parts, rows[-count:], None), whole[-count:])
+
+
+@needs_kernel
+@pytest.mark.usefixtures("of_library")
+def test_rows_of_a_large_tree_have_the_bits_of_few() -> None:
+    packing, parts = Nf4Cpu().pack(torch.randn(NUM_ROWS * 4, 512))
+    kernel = kernel_of(packing, (NUM_ROWS * 4, 512), torch.bfloat16, CPU)
+    rows = torch.randn(FEW_ROWS + 9, 512).bfloat16()
+    check_company_changes_no_bits(lambda some: kernel.multiply(parts, some, None), rows)
 
 
 @needs_kernel
