@@ -3,10 +3,12 @@
     python -m scripts.check.equal_texts MODEL                                   bf16, its weights as they are
     python -m scripts.check.equal_texts MODEL --quants none int4 nf4 --sizes 4 16
     python -m scripts.check.equal_texts MODEL -md DRAFT HEAD --policies all --num-prompts 20
+    python -m scripts.check.equal_texts MODEL.gguf -md none --parallel 16 --streamed     passes of many rows
 
 Both ways get the same prompts and seeds. `--policies` compares trees of these, with children that follow the text's
 noise; a policy that only samples is compared at temperature 0, where there is one text. Exits 1 when a text differs: in
 bf16 a single bit in a sum may decide a near tie, so all of a text's sums have to be made in plain decoding's order.
+Plain texts are decoded one by one, the others --parallel at a time. Without a draft trees grow of looked up text.
 """
 
 import argparse
@@ -14,7 +16,8 @@ import random
 from pathlib import Path
 from typing import Any
 
-from edgespec import Engine, TreeSettings
+from edgespec import Engine, MemoryLimits, TreeSettings
+from edgespec.hub.names import NO_DRAFT
 from edgespec.pair.pair import DEMO_FOLDER, open_pair
 from edgespec.tree.policies import POLICIES
 from scripts.situations import exit_with
@@ -38,6 +41,8 @@ def trees_of(arguments: argparse.Namespace, temperature: float) -> dict[str, Tre
     """Return the trees that are compared: the default ones, or those of some policies."""
     names = [name for name, policy in POLICIES.items() if policy.kind != "none" and name != "static"]
     if not arguments.policies:
+        if arguments.draft_model == [NO_DRAFT]:
+            return {f"lookup, {size} nodes": TreeSettings(policy="lookup", size=size) for size in arguments.sizes}
         return {f"{size} nodes": TreeSettings(size=size, lookup=False) for size in arguments.sizes}
     found = {}
     for name in names if arguments.policies == ["all"] else arguments.policies:
@@ -57,10 +62,14 @@ def trees_of(arguments: argparse.Namespace, temperature: float) -> dict[str, Tre
 def texts(engine: Engine, arguments: argparse.Namespace, tree: TreeSettings, temperature: float) -> Texts:
     """Return the tokens of each prompt's text."""
     engine.use_tree(tree)
-    return [
-        engine.generate(prompt, max_new_tokens=arguments.new_tokens, temperature=temperature, seed=seed).token_ids
+    requests = [
+        engine.request(prompt, max_new_tokens=arguments.new_tokens, temperature=temperature, seed=seed)
         for seed, prompt in enumerate(prompts_of(arguments.num_prompts))
     ]
+    if tree.policy == "none":
+        return [dict(engine.generate_many([request]))[0].token_ids for request in requests]
+    results = dict(engine.generate_many(requests))
+    return [results[number].token_ids for number in range(len(requests))]
 
 
 def num_different(
@@ -69,7 +78,11 @@ def num_different(
     """Print a line a temperature and tree; return how many texts differ. `plain` is filled by the first draft."""
     different = 0
     pair = open_pair(arguments.model, draft)
-    with Engine.from_pair(pair, dtype=arguments.dtype, quant=quant, tree=largest, threads=arguments.threads) as engine:
+    limits = MemoryLimits(max_resident_layers=0) if arguments.streamed else MemoryLimits()
+    with Engine.from_pair(
+        pair, dtype=arguments.dtype, quant=quant, tree=largest, threads=arguments.threads, limits=limits,
+        parallel=arguments.parallel,
+    ) as engine:  # fmt: skip
         for temperature in arguments.temperatures:
             if temperature not in plain:
                 plain[temperature] = texts(engine, arguments, TreeSettings(policy="none", lookup=False), temperature)
@@ -99,9 +112,13 @@ def main() -> int:
     parser.add_argument("--num-prompts", type=int, default=50)
     parser.add_argument("--new-tokens", type=int, default=32)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--parallel", type=int, default=1, help="texts under way together")
+    parser.add_argument("--streamed", action="store_true", help="let no layer stay in memory")
     arguments = parser.parse_args()
     different = 0
-    largest = TreeSettings(policy="opt-tree", size=max(LEAST_NODES, *arguments.sizes))  # drafts most rows of all
+    size = max(LEAST_NODES, *arguments.sizes)
+    has_draft = arguments.draft_model != [NO_DRAFT]
+    largest = TreeSettings(policy="opt-tree", size=size) if has_draft else TreeSettings(policy="lookup", size=size)
     for quant in arguments.quants:
         plain: dict[float, Texts] = {}
         for draft in arguments.draft_model:
