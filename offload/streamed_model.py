@@ -130,9 +130,11 @@ class StreamedModel:
         for packed in packed_outside(skeleton):
             if isinstance(packed, PackedHead):
                 packed.offer_rows(dtype, device, self._hooks)
-        # More rows of a text are a prompt's: on a processor a row's bits then do not hang on its company
-        limits = kernel_limits(skeleton.packed, dtype, device)
-        self.few_rows = max(limits, default=TREE_ROWS) if skeleton.packed and device.type == "cpu" else 0
+        self.few_rows = 0
+        if (
+            skeleton.packed and device.type == "cpu"
+        ):  # more rows of a text are a prompt's: no row's bits hang on company
+            self.few_rows = max(kernel_limits(skeleton.packed, dtype, device), default=TREE_ROWS)
         for packed in hooked:
             module = packed.module
             is_apart = functools.partial(chooses_few, module) if module in apart else None
