@@ -39,7 +39,7 @@ from edgespec.text.token_ids import Prompt
 from edgespec.text.trees import Trees
 from edgespec.tree.settings import TreeOptions, TreeSettings
 from edgespec.tuning.draft_check import check_draft
-from edgespec.tuning.draft_memory import keep_learned
+from edgespec.tuning.draft_memory import keep_learned, let_age
 from edgespec.tuning.threads import make_tuner
 from offload.experts.expert_source import ExpertCounts
 from offload.experts.expert_use import ExpertUse
@@ -325,7 +325,9 @@ class Engine:
             self._loaded.close()
 
     def _keep_learned(self) -> None:
-        """Keep what the trees have shown of the draft, for runs to come."""
+        """Keep what the trees have shown of the draft, for runs to come, and let what is known of others age."""
+        for passed_over in self.pair.passed_over:
+            let_age(self.pair.target, passed_over)
         if self.pair.draft is not None and self._loaded.draft is not None:
             keep_learned(
                 self.pair.target, self.pair.draft, self.trees.worths.values(),

@@ -15,7 +15,7 @@ from offload.formats.published import weights_at_once
 from offload.formats.storage import UnpackSome, rows_at_once
 from offload.layouts.layout import Kernel
 from offload.layouts.onednn import multiply
-from offload.packed_weight import PackedModule, PackedWeight, multiplied
+from offload.packed_weight import PackedModule, PackedWeight
 
 
 class PackedTable(PackedModule):
@@ -83,13 +83,11 @@ class PackedHead(PackedModule):
             super().hook(scratch, undo, is_apart=is_apart)
             return
         chunks = partial(multiply_in_chunks, unpack_some, self._packed.shape[0])
-
         is_on_cpu = scratch.device.type == "cpu"  # where texts in company have the bits that they have alone
 
         def multiply_some(parts: Mapping[str, Any], rows: Tensor, bias: Tensor | None) -> Tensor:
-            if kernel is None or not (is_on_cpu or rows.numel() <= kernel.max_rows * rows.shape[-1]):
-                return chunks(parts, rows, bias)
-            return multiplied(kernel, parts, rows, bias)
+            is_multiplied = kernel is not None and (is_on_cpu or kernel.takes(rows))
+            return (kernel.product if kernel is not None and is_multiplied else chunks)(parts, rows, bias)
 
         native = None if kernel is None else kernel.native
         self._multiply_packed(Kernel(multiply=multiply_some, native=native), self._packed._parameters)

@@ -9,7 +9,7 @@ row of a result depends on that row alone (activations are not quantised), as a 
 import functools
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any
 
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from offload.formats.storage import PackedStorage, rows_at_once
 from offload.layouts.at_load import LayoutAtLoad, layout_at_load
 from offload.layouts.known import kernel_of
-from offload.layouts.layout import Kernel, in_pieces, stays_packed
+from offload.layouts.layout import Kernel
 
 PART_BYTES = 32 << 20  # of a weight that are unpacked at once, where its format unpacks some rows alone
 
@@ -81,13 +81,7 @@ class PackedModule:
             self._multiply_packed(kernel, self.weights[0][1]._parameters)
             undo.callback(self._forget_kernel)
         if self._unpacks(kernel):
-            is_on_cpu = scratch.device.type == "cpu"
-
-            def is_multiplied(rows: Tensor, *_: Any) -> bool:
-                is_few = kernel is not None and _num_rows(rows) <= kernel.max_rows
-                return is_few or (kernel is not None and is_on_cpu and stays_packed.get())
-
-            self._unpack_into(scratch, undo, is_apart or is_multiplied)
+            self._unpack_into(scratch, undo, is_apart or (lambda rows, *_: kernel is not None and kernel.takes(rows)))
 
     @staticmethod
     def _unpacks(kernel: Kernel | None) -> bool:
@@ -156,7 +150,7 @@ class PackedModule:
         def forward(rows: Tensor) -> Tensor:
             unpacked, bias = (module._parameters[name] for name in ("weight", "bias"))
             if unpacked is not None and unpacked.is_meta:
-                return multiplied(kernel, parts, rows, bias)
+                return kernel.product(parts, rows, bias)
             product: Tensor = whole(rows)
             return product
 
@@ -189,23 +183,3 @@ def unpacked_rows(weight: PackedWeight, dtype: torch.dtype) -> Iterator[Tensor]:
     for start in range(0, num_rows, at_once):
         end = min(start + at_once, num_rows)
         yield unpack_some(parts, slice(start, end), torch.empty(end - start, columns, dtype=dtype, device=device))
-
-
-def kernel_limits(modules: Iterable[PackedModule], dtype: torch.dtype, device: torch.device) -> set[int]:
-    """Return the numbers of rows beyond which weights of these modules are unpacked, though kernels multiply them."""
-    weights = [weight for module in modules for _, weight in module.weights if len(weight.shape) > 1]
-    kernels = [kernel_of(weight.packing, weight.shape[-2:], dtype, device) for weight in weights]
-    return {kernel.max_rows for kernel in kernels if kernel is not None} - {sys.maxsize}
-
-
-def multiplied(kernel: Kernel, parts: Mapping[str, Any], rows: Tensor, bias: Tensor | None) -> Tensor:
-    """Return rows [..., i] times a packed weight [r, i]: at once no more than may share a product with one's bits."""
-    if _num_rows(rows) <= kernel.max_rows:
-        return kernel.multiply(parts, rows, bias)
-    flat = rows.reshape(-1, rows.shape[-1])
-    found = in_pieces(lambda some: kernel.multiply(parts, some, bias), flat, kernel.max_rows)
-    return found.view(*rows.shape[:-1], -1)
-
-
-def _num_rows(rows: Tensor) -> int:
-    return rows.numel() // rows.shape[-1]

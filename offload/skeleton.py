@@ -6,7 +6,8 @@ The module graph is on the meta device, and every parameter is found in the chec
 import copy
 import itertools
 import math
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,7 +29,8 @@ from offload.formats.stated import stated_packing
 from offload.gguf.checkpoint import GGUF, check_all_read
 from offload.layer_store import LayerRecord, StoredTensor
 from offload.layouts.known import kernel_of
-from offload.packed_weight import PackedModule
+from offload.layouts.layout import TREE_ROWS, Kernel
+from offload.packed_weight import PackedModule, PackedWeight
 from offload.placement import OUTSIDE_INDEX
 from offload.stored_names import is_stored, pieces_by_parameter, surplus_weights
 from offload.text_part import decoder_layers, drop_parameters, layer_by_name, model_from_config, unread_names
@@ -129,17 +131,31 @@ class Skeleton:
 
     def multiplied_share(self, dtype: torch.dtype, device: torch.device) -> float:
         """Return the share of the layers' weights that rows of this dtype are multiplied with as they are packed."""
-        inside = {module for layer in self.layers for module in layer.modules()}
         tensors = itertools.chain.from_iterable(record.tensors.items() for record in self.records)
         num_unpacked = sum(math.prod(tensor.shape) for name, tensor in tensors if "_packed." not in name)
         num_packed = num_multiplied = 0
+        for weight, kernel in self._kernels(dtype, device):
+            num_packed += math.prod(weight.shape)
+            num_multiplied += 0 if kernel is None else math.prod(weight.shape)
+        return num_multiplied / (num_unpacked + num_packed)
+
+    def few_rows(self, dtype: torch.dtype, device: torch.device) -> int:
+        """Return how many rows of a text are multiplied with packed weights as they are; 0 where no text is cut so.
+
+        On a processor a row's bits then hang on no company: more rows are those of a prompt.
+        """
+        if not self.packed or device.type != "cpu":
+            return 0
+        limits = {kernel.max_rows for _, kernel in self._kernels(dtype, device) if kernel is not None}
+        return max(limits - {sys.maxsize}, default=TREE_ROWS)
+
+    def _kernels(self, dtype: torch.dtype, device: torch.device) -> Iterator[tuple[PackedWeight, Kernel | None]]:
+        """Yield the packed weights of the layers, and what multiplies each as it is."""
+        inside = {module for layer in self.layers for module in layer.modules()}
         for owner in (packed for packed in self.packed if packed.module in inside):
             for _, weight in owner.weights:
                 has_form = type(owner.module) is nn.Linear or len(weight.shape) > 2  # of experts each by itself
-                kernel = kernel_of(weight.packing, weight.shape[-2:], dtype, device) if has_form else None
-                num_packed += math.prod(weight.shape)
-                num_multiplied += 0 if kernel is None else math.prod(weight.shape)
-        return num_multiplied / (num_unpacked + num_packed)
+                yield weight, kernel_of(weight.packing, weight.shape[-2:], dtype, device) if has_form else None
 
     @property
     def packed_formats(self) -> tuple[str, ...]:

@@ -22,11 +22,10 @@ from offload.experts.on_demand import hook_experts
 from offload.file_tables import look_up_in_files
 from offload.host_table import input_table, send_rows
 from offload.layer_store import LayerRecord, LayerStore
-from offload.layouts.layout import TREE_ROWS
 from offload.layouts.onednn import has_onednn, hook_linear_layers, in_kernel_order, takes_kernel_order
 from offload.loaders import CpuLoader, CudaLoader
 from offload.packed_outside import PackedHead
-from offload.packed_weight import PackedModule, kernel_limits
+from offload.packed_weight import PackedModule
 from offload.pages import in_large_pages, large_blocks_apart
 from offload.placement import OUTSIDE_INDEX, Placement, with_pinned_layers
 from offload.skeleton import Skeleton
@@ -130,11 +129,7 @@ class StreamedModel:
         for packed in packed_outside(skeleton):
             if isinstance(packed, PackedHead):
                 packed.offer_rows(dtype, device, self._hooks)
-        self.few_rows = 0
-        if (
-            skeleton.packed and device.type == "cpu"
-        ):  # more rows of a text are a prompt's: no row's bits hang on company
-            self.few_rows = max(kernel_limits(skeleton.packed, dtype, device), default=TREE_ROWS)
+        self.few_rows = skeleton.few_rows(dtype, device)
         for packed in hooked:
             module = packed.module
             is_apart = functools.partial(chooses_few, module) if module in apart else None

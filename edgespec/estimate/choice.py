@@ -41,7 +41,7 @@ from edgespec.placement.profile_trees import measured_draft
 from edgespec.placement.run_config import RunConfig, RunConfigOptions, resolve_run_config
 from edgespec.placement.weights import weights_by_size
 from edgespec.tree.settings import TreeOptions, TreeSettings
-from edgespec.tuning.draft_memory import LearnedRate, learned_growth, let_age
+from edgespec.tuning.draft_memory import LearnedRate, learned_growth
 from edgespec.tuning.memory import plan_at, plan_for_texts
 from offload.placement import Placement
 from offload.unpacked_once import lent_bytes
@@ -131,14 +131,13 @@ def with_best_draft(
     found = reckon_drafts(alone, pair.at_hand, trees, temperature=temperature or None, workload=workload, **options)
     pair.target.spare[run_config.dtype] = target.skeleton
     best = best_of(found)
-    for one in found:
-        if one.pair.weights.draft is not None:  # to be placed again
+    for one in found:  # to be placed again
+        if one.pair.weights.draft is not None:
             one.pair.weights.draft.model.spare[run_config.dtype] = one.pair.weights.draft.skeleton
-        if one is not best and one.estimate is not None and one.draft.model is not None:
-            let_age(pair.target, one.draft.model)
+    others = [one.draft.model for one in found if one is not best and one.estimate is not None]
     by = "" if hardware.sources.get("all") else f" (by the data sheet of '{hardware.name}': edgespec estimate measures)"
     beside = "" if share == 1 else f"; other programs leave {100 * share:.0f} % of a core"
-    return pair.decided(best.draft, in_words(found, best) + by + beside)
+    return pair.decided(best.draft, in_words(found, best) + by + beside, filter(None, others))
 
 
 def reckon_drafts(

@@ -58,6 +58,7 @@ class ModelPair:
     has_default_draft: bool = False  # the draft is the target's own layer, which nobody has named
     at_hand: tuple[DraftChoice, ...] = ()  # one of which is to draft, or was chosen to
     choice: str | None = None  # how one was chosen, in words; None: none is chosen yet
+    passed_over: tuple[ModelFolder, ...] = ()  # of those at hand the ones that could draft, and are to bring less
 
     @property
     def names(self) -> tuple[str, str | None]:
@@ -86,9 +87,9 @@ class ModelPair:
         """Return whether one of several drafts is still to be chosen."""
         return bool(self.at_hand) and self.choice is None
 
-    def decided(self, draft: DraftChoice, why: str) -> ModelPair:
+    def decided(self, draft: DraftChoice, why: str, passed_over: Iterable[ModelFolder] = ()) -> ModelPair:
         """Return the pair with one of its drafts at hand, and what is to be said of that."""
-        return replace(self, draft=draft.model, unshared=draft.unshared, choice=why)
+        return replace(self, draft=draft.model, unshared=draft.unshared, choice=why, passed_over=tuple(passed_over))
 
     def tried(self, self_check: bool) -> ModelPair:
         """Return the pair, whose support trials find, or without them its configuration alone."""

@@ -18,9 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from offload.device import to_device
-from offload.layouts.layout import stays_packed
 from offload.layouts.onednn import in_few_sizes, multiply
-from offload.packed_weight import multiplied
 
 if TYPE_CHECKING:
     from offload.experts.expert_group import ExpertWeight
@@ -54,8 +52,8 @@ def mix(module: nn.Module, take: Take, hidden: Tensor, chosen: Tensor, shares: T
 def products(weight: ExpertWeight, inputs: Tensor) -> Tensor:
     """Return the rows times a weight, as it is packed or in blocks."""
     inputs = inputs.to(weight.dtype)
-    if weight.kernel is not None and (inputs.shape[0] <= weight.kernel.max_rows or stays_packed.get()):
-        return multiplied(weight.kernel, weight.parts, inputs, None)
+    if weight.kernel is not None and weight.kernel.takes(inputs):
+        return weight.kernel.product(weight.parts, inputs, None)
     if weight.is_transposed or inputs.dtype == torch.float32:
         padded, product = in_few_sizes(inputs), torch.matmul if weight.is_transposed else nn.functional.linear
         outputs = [product(padded, block)[: len(inputs)] for block in weight.blocks()]

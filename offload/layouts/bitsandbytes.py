@@ -15,7 +15,7 @@ from offload.formats.bitsandbytes_4bit import NF4, Bitsandbytes4Bit, bitsandbyte
 from offload.formats.bitsandbytes_int8 import INT8, LARGEST, BitsandbytesInt8
 from offload.formats.published import weights_at_once
 from offload.formats.storage import PackedStorage, rows_at_once
-from offload.layouts.layout import TREE_ROWS, ComputeLayout, Kernel, in_pieces, is_right, stays_packed
+from offload.layouts.layout import TREE_ROWS, ComputeLayout, Kernel, are_few, in_pieces, is_right
 from offload.layouts.onednn import has_onednn, many_rows_dtype
 from offload.native.compiler import compiled, has_wide_registers, is_available
 from offload.native.weights import NativeWeight, weight_of_parts
@@ -134,7 +134,7 @@ def _is_right() -> bool:
 def _multiply_any_rows(parts: Mapping[str, Tensor], rows: Tensor, bias: Tensor | None) -> Tensor:
     """Return rows [..., i] times a packed weight, and the bias, by what is faster for so many rows: [..., r]."""
     flat = rows.reshape(-1, rows.shape[-1])
-    if len(flat) <= TREE_ROWS or stays_packed.get():
+    if are_few(len(flat), TREE_ROWS):
         found = in_pieces(lambda some: _multiply_int8(parts, some, bias), flat, TREE_ROWS)
         return found.view(*rows.shape[:-1], -1)
     packed, product, wide = parts["packed"], rows.new_empty(len(flat), parts["packed"].shape[0]), flat.float()

@@ -36,9 +36,9 @@ from offload.layouts.layout import (
     Kernel,
     LosslessLayout,
     Repacked,
+    are_few,
     fastest_s,
     in_pieces,
-    stays_packed,
 )
 from offload.layouts.onednn import in_few_sizes, many_rows_dtype
 from offload.layouts.rounding import least_loss, nearest_zeros, rounded_in_shares
@@ -204,7 +204,7 @@ class Int4(Quantizer):
         flat = rows.reshape(-1, rows.shape[-1])
         if self.has_columns:
             flat = flat.index_select(-1, parts["columns"])
-        if len(flat) <= few or stays_packed.get():
+        if are_few(len(flat), few):
             product = in_pieces(functools.partial(self.multiply_packed, parts), flat, few)
         else:
             product = self.multiply_unpacked(parts, flat)

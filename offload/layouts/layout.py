@@ -40,6 +40,23 @@ class Kernel:
     # What takes the weight's parts where a whole pass is one native call; None where that cannot multiply by it
     native: Callable[[Mapping[str, Any]], NativeWeight] | None = None
 
+    def takes(self, rows: Tensor) -> bool:
+        """Return whether these rows [..., i] are multiplied with the packed weight where others unpack it."""
+        return are_few(rows.numel() // rows.shape[-1], self.max_rows)
+
+    def product(self, parts: Mapping[str, Any], rows: Tensor, bias: Tensor | None) -> Tensor:
+        """Return rows [..., i] times the weight: at once no more than may share a product with one's bits."""
+        if rows.numel() <= self.max_rows * rows.shape[-1]:
+            return self.multiply(parts, rows, bias)
+        flat = rows.reshape(-1, rows.shape[-1])
+        found = in_pieces(lambda some: self.multiply(parts, some, bias), flat, self.max_rows)
+        return found.view(*rows.shape[:-1], -1)
+
+
+def are_few(num_rows: int, most: int) -> bool:
+    """Return whether rows are multiplied as few, of which at most so many share a product."""
+    return num_rows <= most or stays_packed.get()
+
 
 def in_pieces(multiply: Callable[[Tensor], Tensor], rows: Tensor, most: int) -> Tensor:
     """Return products of rows [n, i], of which at most so many share one: [n, r]."""

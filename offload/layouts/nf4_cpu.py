@@ -33,7 +33,7 @@ from offload.formats.storage import (
     rows_at_once,
 )
 from offload.layouts import table_kernels
-from offload.layouts.layout import Kernel, LosslessLayout, Repacked, in_pieces, stays_packed
+from offload.layouts.layout import Kernel, LosslessLayout, Repacked, are_few, in_pieces
 from offload.layouts.onednn import in_few_sizes
 from offload.layouts.rounding import least_loss, rounded_in_shares
 from offload.layouts.table_kernels import E2M1, values
@@ -177,19 +177,15 @@ class Nf4Cpu(Quantizer):
 
     def multiply(self, parts: Mapping[str, Tensor], rows: Tensor, bias: Tensor | None) -> Tensor:
         """Return rows [..., i] times the weight, and the bias: few rows with the numbers as they are packed."""
+        flat = rows.reshape(-1, rows.shape[-1])
         if self.has_own_kernel(rows.shape[-1], rows.dtype):
             product = self.multiply_packed(parts, rows)
-        elif rows.numel() <= FEW_ROWS * rows.shape[-1] or stays_packed.get():
-            product = self._multiply_in_pieces(parts, rows)
+        elif len(flat) and are_few(len(flat), FEW_ROWS):  # bitsandbytes' kernel divides by the number of rows
+            found = in_pieces(functools.partial(self.multiply_packed, parts), flat, FEW_ROWS)
+            product = found.view(*rows.shape[:-1], -1)
         else:
             product = self.multiply_unpacked(parts, rows)
         return product if bias is None else product.add_(bias)
-
-    def _multiply_in_pieces(self, parts: Mapping[str, Tensor], rows: Tensor) -> Tensor:
-        if not rows.numel():  # bitsandbytes' kernel divides by the number of rows
-            return self.multiply_unpacked(parts, rows)
-        flat = rows.reshape(-1, rows.shape[-1])
-        return in_pieces(functools.partial(self.multiply_packed, parts), flat, FEW_ROWS).view(*rows.shape[:-1], -1)
 
     def multiply_packed(self, parts: Mapping[str, Tensor], rows: Tensor) -> Tensor:
         """Return rows [..., i] times the weight: [..., r]."""

@@ -301,7 +301,7 @@ def check(name: str, room: Path, *, says_each: bool) -> Iterator[bool]:
                     ]
                     texts = [text_of(model) for model in models]
                 label = f"{name}, {called}, {'streamed' if is_streamed else 'resident'}"
-                names = dict(zip(map(str, range(len(kinds))), kinds, strict=True))
+                names = {str(number): kind for number, kind in enumerate(kinds)}
                 wanted = list(zip(models, texts, strict=True))
                 yield from _compare(engine, wanted, names, own, label=label, each=says_each)
 
