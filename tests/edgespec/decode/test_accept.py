@@ -67,6 +67,23 @@ def test_texts_share_a_read_of_the_head() -> None:
             torch.testing.assert_close(walk.rows.probs(node), expected.probs(node))
 
 
+def test_rows_that_the_head_reads_in_chunks_have_their_own_texts_adapters(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edgespec.model.row_chunks.CHUNK_BYTES", 2 * VOCAB * 4)
+    read: list[tuple[int, Any]] = []
+    walks, _ = walks_of([(0, 1), (0,), (0, 2)], [])
+    for number, walk in enumerate(walks):
+
+        def logits(rows: Tensor, runs: Any) -> Tensor:
+            read.append((len(rows), runs))
+            return rows @ WEIGHT
+
+        own: Any = SimpleNamespace(logits=logits, vocab=VOCAB, adapters=((f"{number}", 1.0),))
+        object.__setattr__(walk, "sequence", SimpleNamespace(target=own))
+    _compute_rows([(walk, 0) for walk in walks])
+    assert [rows for rows, _ in read] == [2, 2, 1]
+    assert [[use[0][0] for use, _ in runs] for _, runs in read] == [["0", "0"], ["1", "2"], ["2"]]
+
+
 def test_one_thread_takes_a_texts_path_and_all_threads_compute_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two engines' tuned numbers of threads are as they were behind it, where a text fails, too."""
     reads: list[int] = []

@@ -5,6 +5,8 @@ import itertools
 import random
 from collections import abc
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +14,7 @@ from torch import Tensor
 
 from edgespec.config import SamplingSettings
 from edgespec.decode import reading as reading_module
-from edgespec.decode.batch import Batch
+from edgespec.decode.batch import Batch, _without_left
 from edgespec.decode.loop import decode
 from edgespec.decode.sequence import Sequence
 from edgespec.decode.target_initialized import BranchedBatch
@@ -247,6 +249,21 @@ def _fail_in_pass(patch: pytest.MonkeyPatch, batch: Batch, *, number: int) -> No
         return read(self, parts)
 
     patch.setattr(target, "read", limited)
+
+
+def test_texts_that_stay_in_a_pass_keep_their_own_rows_when_others_leave_it() -> None:
+    """Rows of trees stand before those of prompts."""
+    for left in itertools.product([False, True], repeat=3):
+        texts: list[Any] = [
+            SimpleNamespace(number=number, target=SimpleNamespace(is_left_out=has_left))
+            for number, has_left in enumerate(left)
+        ]
+        first, second, read = texts
+        prompts: list[Any] = [SimpleNamespace(sequence=read)]
+        found = _without_left(texts, texts, [(first, None), (second, None)], prompts)
+        staying = [text for text in texts if not text.target.is_left_out]
+        assert found[0] == found[1] == staying
+        assert [text for text, _ in found[2]] + [prompt.sequence for prompt in found[3]] == staying
 
 
 def test_prompts_are_read_beside_trees_and_share_the_rows_that_a_pass_has(monkeypatch: pytest.MonkeyPatch) -> None:

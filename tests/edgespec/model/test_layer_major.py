@@ -16,6 +16,7 @@ from edgespec.pair.pair import DEMO_FOLDER, open_pair
 from offload.stream import LayerStream
 from offload.text_part import decoder_layers
 from tests.conftest import EAGER_ONLY, FAMILIES, GROUPED, VOCAB, make_model
+from tests.edgespec.model.reader import Reader, random_tree
 from tests.offload.experts.mixtures import MIXTURES
 
 CPU = torch.device("cpu")
@@ -129,6 +130,16 @@ def test_experts_behind_latent_attention_take_more_rows_at_once_than_it_does(chu
         torch.testing.assert_close(causal.logits(states), expected, rtol=1e-4, atol=2e-5)
     causal.close()
     assert not {"forward"} & (vars(layer).keys() | vars(layer.self_attn).keys())
+
+
+def test_a_tree_that_is_cut_into_chunks_is_read_as_it_is_whole() -> None:
+    """What rows of a chunk see ends before the rows of later ones."""
+    model, found = make_model(FAMILIES["llama"]()), []
+    for chunk_rows in (64, 8):
+        reader = Reader.of(model, chunk_rows=chunk_rows)
+        reader.read_prompt(5)
+        found.append(reader.target.look(random_tree(3, reader.generator, nodes=20)))
+    torch.testing.assert_close(*found)
 
 
 @pytest.mark.parametrize("layer_rows", [8, 24])

@@ -124,6 +124,13 @@ def test_behind_the_end_of_a_text_nothing_is_asked() -> None:
     matcher.add([*ids("a."), END])
 
 
+def test_a_path_that_the_grammar_has_in_part_leaves_the_text_as_it_is() -> None:
+    """As of a draft that has none of the tokens that may come."""
+    matcher = over_tokens(Grammar(form="grammar", text=GBNF)).matcher()
+    assert matcher.allowed(ids("bx")) is None
+    assert spelled(matcher.allowed(())) == {"a", "b"}
+
+
 def test_tokens_that_do_not_fit_are_an_error_that_says_so() -> None:
     matcher = over_tokens(Grammar(form="grammar", text=GBNF)).matcher()
     matcher.add(ids("x"))

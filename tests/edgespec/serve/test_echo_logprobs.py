@@ -70,6 +70,14 @@ def test_several_prompts_and_a_stream_say_the_same(client: httpx.Client, expecte
             assert joined == whole["logprobs"][name]
 
 
+def test_offsets_of_a_stream_go_on_behind_its_prompt(client: httpx.Client) -> None:
+    body = {"prompt": "def", "max_tokens": 1, "stream": True, "echo": True, "logprobs": 0, "temperature": 0}
+    with client.stream("POST", "/v1/completions", json=body) as response:
+        lines = [line.removeprefix("data: ") for line in response.iter_lines() if line.startswith("data: {")]
+    entries = [choice["logprobs"] for line in lines for choice in json.loads(line)["choices"] if choice["logprobs"]]
+    assert [place for entry in entries for place in entry["text_offset"]] == [0, 3]  # "def" is one token
+
+
 def test_no_tokens_need_an_echo(client: httpx.Client) -> None:
     refused = client.post("/v1/completions", json={"prompt": TEXT, "max_tokens": 0})
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "max_tokens")

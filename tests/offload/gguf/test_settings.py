@@ -140,6 +140,13 @@ def test_what_a_file_leaves_out_is_what_llama_cpp_takes_it_for(tmp_path: Path, c
     assert {field: fields.get(field) for field in expected} == expected
 
 
+def test_yarn_has_the_multiplier_of_its_length_alone_as_in_llama_cpp(tmp_path: Path) -> None:
+    """DeepSeek's alone is both."""
+    changes = {"mistral3.rope.scaling.yarn_log_multiplier": 0.5}
+    scaling = config_fields(read_gguf(changed(tmp_path, "mistral3", changes)))["rope_scaling"]
+    assert (scaling["mscale"], scaling["mscale_all_dim"]) == (1.0, 0.5)
+
+
 @pytest.mark.parametrize(
     ("name", "tensor", "field"),
     [

@@ -7,7 +7,7 @@ import torch
 
 from edgespec.model.mechanisms.delta_rule import DeltaRule
 from edgespec.model.mechanisms.mamba import Mamba2
-from edgespec.model.mechanisms.state_cache import OPEN_ROWS
+from edgespec.model.mechanisms.state_cache import OPEN_ROWS, Window
 from edgespec.model.target import Target
 from tests.edgespec.model.reader import KINDS, CutError, Reader, assert_same, readers
 
@@ -72,6 +72,11 @@ def test_rows_are_kept_as_far_as_states_reach_back(family: str) -> None:
         again.look(None)
         again.look(0)
     reader.look(None)  # the copies have left it alone
+
+
+def test_a_text_is_cut_to_a_length_that_a_state_or_the_last_turn_reaches() -> None:
+    window = Window(start=70, turn_start=44, turn_end=60)
+    assert [window.cut(rows) for rows in (80, 70, 69, 61, 60, 44, 43)] == [80, 70, 60, 60, 60, 44, 0]
 
 
 def test_states_count_as_memory_once_where_they_are_shared() -> None:
