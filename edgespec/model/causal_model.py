@@ -30,7 +30,7 @@ from edgespec.model.mechanisms.mechanism import ModelParts
 from edgespec.model.mechanisms.waiting_keys import KeyStream
 from edgespec.model.mechanisms.windows import key_sources, layer_reaches
 from edgespec.model.pass_cache import PassCache, cache_argument
-from edgespec.model.pass_rows import PassRows, Span, chunks_of, next_rows
+from edgespec.model.pass_rows import FewRows, PassRows, Span, chunks_of, next_rows
 from edgespec.model.seen_prompt import SeenPrompt
 from edgespec.model.seen_rows import decoder_inputs, embedded_rows, position_ids
 from edgespec.model.text_cache import TextCache, UncachedText
@@ -100,7 +100,7 @@ class CausalModel:
         """
         self._take(model, device=device, never_drawn=never_drawn)
         self.layer_rows = chunk_rows  # that pass a layer at once, if more than pass attention at once
-        self.few_rows = 0  # of a text, that multiply packed weights as they are; 0: it is left to the weights
+        self.few_rows: FewRows | None = None  # None: which are few is left to the weights
         self._keeps_hidden, self._chunk_rows = keeps_hidden is not False, chunk_rows
         self._aux_states = keeps_hidden if isinstance(keeps_hidden, AuxStates) else None
         self._decoder = decoder_of(model)
@@ -315,22 +315,29 @@ class CausalModel:
         self._aux_states, self._layer_major.aux_layers = aux_states, frozenset(aux_states.layers)
 
     def _read_natively(self, native: NativePasses, parts: Sequence[PassRows]) -> list[Tensor]:
-        """Read prompts as others are read, and then all other rows: a text's bits do not depend on its company."""
-        few = [native.takes(part) and not part.cache.adapters for part in parts]
-        prompts = [part for part, is_few in zip(parts, few, strict=True) if not is_few]
-        others = [part for part, is_few in zip(parts, few, strict=True) if is_few]
-        of_prompts = iter(self._read(prompts) if prompts else [])
-        if others:
-            self._begin_pass()
+        """Read many rows as a prompt's are read, and few of them natively: a text's bits hang on no company."""
+        runs = [native.runs(part, self._chunk_rows) for part in parts]
+        found: list[list[Tensor]] = [[] for _ in parts]
+        for turn, is_native in enumerate((True, False, True)):
+            own = {number: run for number, of_text in enumerate(runs) if (run := of_text[turn]) is not None}
+            if not own:
+                continue
+            rows = list(own.values())
+            hidden = self._read_few(native, rows) if is_native else self._read(rows)
+            for number, of_run in zip(own, hidden, strict=True):
+                found[number].append(of_run)
+        return [of_text[0] if len(of_text) == 1 else torch.cat(of_text) for of_text in found]
+
+    def _read_few(self, native: NativePasses, parts: Sequence[PassRows]) -> list[Tensor]:
+        self._begin_pass()
         aux_layers = () if self._aux_states is None else self._aux_states.layers
-        of_others, states = native.read(others, aux_layers) if others else ([], {})
-        kept = of_others
-        if self._aux_states is not None and others:
-            kept = list(self._aux_states.features(states).split([part.count for part in others]))
-        for part, features in zip(others, kept, strict=True):
+        found, states = native.read(parts, aux_layers)
+        kept = found
+        if self._aux_states is not None:
+            kept = list(self._aux_states.features(states).split([part.count for part in parts]))
+        for part, features in zip(parts, kept, strict=True):
             part.cache.write_hidden(part.cache.length - part.count, features)
-        rest = iter(of_others)
-        return [next(rest if is_few else of_prompts) for is_few in few]
+        return found
 
     def _begin_pass(self) -> None:
         """Do what the decoder's forward would: its files are looked at, and the pass may be ended."""
@@ -346,7 +353,7 @@ class CausalModel:
             most_rows=self._chunk_rows,
             text_by_text=self._cache.text_by_text,
             layer_rows=self.layer_rows if self._layers_take_more else 0,
-            few_rows=self.few_rows,
+            few=self.few_rows,
             exact=self.is_exact,
         )
         with (

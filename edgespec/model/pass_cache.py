@@ -12,7 +12,7 @@ from transformers.cache_utils import Cache
 from edgespec.errors import EdgespecError
 from edgespec.model.pass_rows import Span
 from offload.adapters.use import rows_under_way, runs_of
-from offload.layouts.layout import stays_packed
+from offload.layouts.layout import experts_stay_packed, stays_packed
 
 Result = TypeVar("Result")
 
@@ -41,6 +41,7 @@ def attended(spans: Sequence[Span] | None, call: Callable[[], Result]) -> Result
     if spans is not None:
         context.run(rows_under_way.set, runs_of([(span.rows.cache.adapters, span.count) for span in spans]))
         context.run(stays_packed.set, all(span.stays_packed for span in spans))
+        context.run(experts_stay_packed.set, spans[0].experts_stay_packed)
     return context.run(call)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import UserDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Protocol
 
@@ -62,6 +62,9 @@ class PassRows:
         return self.positions[self.positions.shape[0] - self.count :]
 
 
+Runs = tuple[PassRows | None, PassRows | None, PassRows | None]  # of a text, in order: few rows, many, few
+
+
 def next_rows(
     cache: TextCache,
     ids: Tensor,
@@ -75,6 +78,28 @@ def next_rows(
     positions = torch.arange(start, start + ids.shape[0], device=ids.device)
     of_seen = None if seen is None else seen.rows(positions, first=start)
     return PassRows(cache=cache, ids=ids, positions=positions, previous=previous, seen=of_seen, one_by_one=one_by_one)
+
+
+def by_length(part: PassRows, most_rows: int, few_rows: int) -> Runs:
+    """Return a text's rows in order as few, many, and few behind these.
+
+    Runs end where a multiple of `most_rows` of the text's tokens ends; at most `few_rows` up to there are few. So the
+    way of a row hangs on no part in which its prompt is read.
+    """
+    if part.count <= few_rows:
+        return None, None, part
+    spans = _spans(part, most_rows)
+    many = [span for span in spans if span.count > few_rows]
+    first, end = (many[0].first, many[-1].end) if many else (spans[0].end, spans[0].end)
+    return _rows_of(part, 0, first), _rows_of(part, first, end), _rows_of(part, end, part.count)
+
+
+def _rows_of(part: PassRows, first: int, end: int) -> PassRows | None:
+    """Return rows [first, end) of those of a text in order; None where there are none."""
+    if first == end:
+        return None
+    previous = None if part.previous is None else part.previous[first:end]
+    return replace(part, ids=part.ids[first:end], positions=part.positions[first:end], previous=previous)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +136,7 @@ class Span:
     readings: dict[int, OwnReading] = field(default_factory=dict)  # of layers whose attention reads in a way of its own
     lent_keys: UserDict[str, tuple[Tensor, ...]] = field(default_factory=UserDict)  # that a layer lends to later ones
     stays_packed: bool = False  # packed weights are multiplied as they are, however many rows share the product
+    experts_stay_packed: bool | None = None  # so are experts; None: where few rows chose one
 
     @property
     def count(self) -> int:
@@ -189,6 +215,19 @@ class Span:
         return visible if window == WHOLE else visible & window.sees(rows, torch.cat([before, tail]))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FewRows:
+    """Which rows are so few that packed weights are multiplied with them as they are, by their own text alone."""
+
+    span_rows: int
+    prompt_tokens: int = 0  # of a text whose longer spans' experts are unpacked, however many chose them
+
+    def say(self, span: Span) -> None:
+        """Say it of a span."""
+        span.stays_packed = span.rows.visible is not None or span.count <= self.span_rows
+        span.experts_stay_packed = span.stays_packed or span.rows.cache.prompt_tokens < self.prompt_tokens
+
+
 @dataclass(slots=True)  # made for each text in each layer: a frozen one takes four times as long
 class LayerRows:
     """One text's rows in one layer, with all keys and values [1, key heads, keys, head_dim] up to the last of them."""
@@ -228,16 +267,16 @@ def chunks_of(
     most_rows: int,
     text_by_text: bool,
     layer_rows: int = 0,
-    few_rows: int = 0,
+    few: FewRows | None = None,
     exact: bool = False,
 ) -> list[list[Span]]:
     """Return the rows of a pass in chunks of whole spans, of one text each if required.
 
     A span has at most `most_rows` rows, and a chunk those, or `layer_rows` if they are more. A text's rows are cut
     where a multiple of `most_rows` of its tokens ends: in what parts a prompt is read changes no sum. Rows that
-    see each other are not parted: a span then has more rows. Trees, and spans of at most `few_rows`, share no chunk
-    with longer ones, and multiply packed weights as they are: a row's bits hang on no company. Where it is `exact`,
-    spans of texts pass alone, so that their rows have the bits that they have in any company; trees share chunks.
+    see each other are not parted: a span then has more rows. Spans of `few` rows share no chunk with longer ones, and
+    experts of short prompts none with those of long ones: a row's bits hang on no company. Where it is `exact`, spans
+    of texts pass alone, so that their rows have the bits that they have in any company; trees share chunks.
     """
     layer_rows = max(most_rows, layer_rows)
     chunks: list[list[Span]] = []
@@ -246,13 +285,19 @@ def chunks_of(
         is_alone = exact and part.visible is None
         free = 0 if text_by_text or is_alone else free
         for span in _spans(part, 1 if part.one_by_one else most_rows):
-            span.stays_packed = few_rows > 0 and (part.visible is not None or span.count <= few_rows)
-            if span.count > free or chunks[-1][-1].stays_packed != span.stays_packed:
+            if few is not None:
+                few.say(span)
+            if span.count > free or not _are_alike(chunks[-1][-1], span):
                 chunks.append([])
                 free = layer_rows
             chunks[-1].append(span)
             free = 0 if is_alone else free - span.count
     return chunks
+
+
+def _are_alike(one: Span, other: Span) -> bool:
+    """Return whether packed weights are multiplied with the rows of both in one way."""
+    return (one.stays_packed, one.experts_stay_packed) == (other.stays_packed, other.experts_stay_packed)
 
 
 def _spans(part: PassRows, most_rows: int) -> list[Span]:

@@ -117,7 +117,7 @@ class TextCache:
         self._hidden = HiddenRows() if keeps_hidden else None
         self._ids: list[int] = []
         self.is_left_out = False  # whether the running pass goes on without this text's rows
-        self.prompt_tokens = 0  # that the text was first read with, where the rotation depends on that
+        self.prompt_tokens = 0  # that the text was first read with: rotations, and ways of experts, may depend on that
         self.num_exact = 0  # of its first rows, those that were read as plain decoding reads this prompt and its text
         # The prompt that was read last, and the last hidden state [1, h] of its end: who asks the same reads nothing.
         self.prompt_end: tuple[Sequence[int], Tensor] | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping
 
 import torch
@@ -13,9 +14,11 @@ from edgespec.errors import EdgespecError
 from edgespec.machine.claim import claim_device
 from edgespec.machine.device import keeps_row_bits
 from edgespec.model.causal_model import CausalModel, chunk_rows_on
+from edgespec.model.layer_kinds import chosen_experts
 from edgespec.model.mechanisms.waiting_keys import NUM_PLACES, KeyStream
 from edgespec.model.native.trial import try_weights
 from edgespec.model.own_pass_model import OwnPassModel
+from edgespec.model.pass_rows import FewRows
 from edgespec.model.picture_prompt import PicturePrompt
 from edgespec.model.self_check import check_tree_reading
 from edgespec.model.sight import Sight
@@ -37,6 +40,8 @@ from offload.experts.expert_use import ExpertUse
 from offload.placement import KEYS_ON_THE_WAY, Placement, all_resident
 from offload.shared_layers import with_shared_layers
 from offload.streamed_model import StreamedModel
+
+EXPERT_ROWS = 32  # that a prompt's tokens choose an expert for, from which unpacking it is faster
 
 Progress = Callable[[str, int, int], None]  # phase, done, total: bytes when loading, layers when packing
 
@@ -83,7 +88,7 @@ class LoadedModels:
         if "target" in self._causal and target.copying is not None:
             self._causal["target"].waiting = key_stream(target.model, target.placement, target.copying)
         for role, causal in self._causal.items():
-            causal.few_rows = streamed[role].few_rows
+            causal.few_rows = _few_rows(streamed[role], causal.config)
             if not streamed[role].reorders:
                 causal.use_native_passes()
                 if not hasattr(causal.model, "block"):
@@ -244,6 +249,13 @@ def load_models(
         _close(streamed)
         release()
         raise
+
+
+def _few_rows(model: StreamedModel, config: PretrainedConfig) -> FewRows | None:
+    """Return which rows of a model are few; None where its weights find that out."""
+    num_experts, share = chosen_experts(config)
+    prompt_tokens = 0 if num_experts is None else math.ceil(EXPERT_ROWS / share)
+    return FewRows(span_rows=model.few_rows, prompt_tokens=prompt_tokens) if model.few_rows else None
 
 
 def _use_adapters(loaded: LoadedModels, placed: PlacedWeights) -> None:

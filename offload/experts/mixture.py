@@ -9,6 +9,7 @@ hidden size.
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping
 from contextlib import closing
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from offload.device import to_device
+from offload.layouts.layout import Kernel, experts_stay_packed
 from offload.layouts.onednn import in_few_sizes, multiply
 
 if TYPE_CHECKING:
@@ -52,7 +54,7 @@ def mix(module: nn.Module, take: Take, hidden: Tensor, chosen: Tensor, shares: T
 def products(weight: ExpertWeight, inputs: Tensor) -> Tensor:
     """Return the rows times a weight, as it is packed or in blocks."""
     inputs = inputs.to(weight.dtype)
-    if weight.kernel is not None and weight.kernel.takes(inputs):
+    if weight.kernel is not None and _takes(weight.kernel, inputs):
         return weight.kernel.product(weight.parts, inputs, None)
     if weight.is_transposed or inputs.dtype == torch.float32:
         padded, product = in_few_sizes(inputs), torch.matmul if weight.is_transposed else nn.functional.linear
@@ -60,6 +62,12 @@ def products(weight: ExpertWeight, inputs: Tensor) -> Tensor:
     else:  # torch's own product of two rows may have other bits than that of eight
         outputs = [multiply(inputs, block) for block in weight.blocks()]
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
+
+
+def _takes(kernel: Kernel, inputs: Tensor) -> bool:
+    """Return whether the kernel multiplies an expert's rows, of which other texts' may be some."""
+    asked = experts_stay_packed.get()
+    return kernel.takes(inputs) if asked is None else asked or kernel.max_rows == sys.maxsize
 
 
 def _outputs(module: nn.Module, take: Take, rows_of: Mapping[int, Tensor]) -> dict[int, Tensor]:

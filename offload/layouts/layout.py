@@ -22,6 +22,8 @@ from offload.native.weights import NativeWeight
 TREE_ROWS = 80
 # Whether all rows that pass now are multiplied as so few, however many they are: trees', and those of texts in company
 stays_packed: ContextVar[bool] = ContextVar("stays_packed", default=False)
+# Whether those that chose an expert are, of the chunk that passes; None: that goes by their number
+experts_stay_packed: ContextVar[bool | None] = ContextVar("experts_stay_packed", default=None)
 SAMPLE_ROWS = 7
 NUM_TIMED = 5  # products
 Multiply = Callable[[Mapping[str, Any], Tensor, Tensor | None], Tensor]  # parts, rows [..., i], bias -> [..., r]

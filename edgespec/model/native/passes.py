@@ -28,7 +28,7 @@ from edgespec.model.native.workspace import (
     with_room,
     workspace_sizes,
 )
-from edgespec.model.pass_rows import PassRows
+from edgespec.model.pass_rows import PassRows, Runs, by_length
 from offload.native import threads
 from offload.native.compiler import Compiled, compiled
 
@@ -62,11 +62,16 @@ class NativePasses:
         self._layers: Any = None
         self._num_positions = 0
 
-    def takes(self, part: PassRows) -> bool:
-        """Return whether a text's rows are read here: a tree's, or few. It depends on no other text."""
-        is_known = part.seen is None and (part.previous is None or self._fuse is not None)
-        is_known &= reading_of(self._decoder) == self._reading  # a draft may be tried in other ways
-        return is_known and (part.visible is not None or part.count <= MOST_ROWS)
+    def runs(self, part: PassRows, most_rows: int) -> Runs:
+        """Return a text's rows: few, or a tree's, which are read here, and between them what is read as prompts are.
+
+        That depends on no other text, and on no part of `most_rows` or several times so many in which a prompt is read.
+        """
+        is_known = part.seen is None and not part.cache.adapters
+        is_known &= part.previous is None or self._fuse is not None
+        if not is_known or reading_of(self._decoder) != self._reading:  # a draft may be tried in other ways
+            return None, part, None
+        return by_length(part, most_rows, MOST_ROWS) if part.visible is None else (None, None, part)
 
     @torch.no_grad()
     def read(
