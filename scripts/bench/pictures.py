@@ -8,7 +8,7 @@ goes with the end. Nothing of it fits: layers and tower come from files in each 
 takes at least as long as over a link of that speed. accelerate keeps tower and layers on its disk, and reads a tensor
 where its module runs; it is slow, and answers --few-pictures in batches of eight, and a quarter of them alone. edgespec
 answers all pictures, --texts in company, plainly: a random model has no draft. Every system has a process of its own.
-edgespec computes in float32, and reads what is stored; accelerate would write its disk anew for that, and has bf16.
+accelerate computes in bf16, as the weights are stored: for another format it would write its disk anew.
 
 Of each, pictures a minute, and the seconds a picture for the tower, for prompts, and for the texts behind them; and the
 peak memory less an idle process's, of edgespec beside its plan: with the tower block by block, and resident. Prints a
@@ -72,7 +72,8 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--few-pictures", type=int, default=8, help="that accelerate has")
     parser.add_argument("--side", type=int, default=128, help="of a picture, in pixels")
     parser.add_argument("--texts", type=int, default=16)
-    parser.add_argument("--tokens", type=int, default=8, help="new ones of each text")
+    parser.add_argument("--tokens", type=int, default=32, help="new ones of each text")
+    parser.add_argument("--dtype", default="bfloat16", help="that edgespec computes in")
     parser.add_argument("--link-gib-per-s", type=float, default=1.0)
     parser.add_argument("--tolerance", type=float, default=0.1)
     parser.add_argument("--folder", type=Path, help="of the model, where it is there already")
@@ -151,7 +152,7 @@ def run_edgespec(system: System, args: argparse.Namespace) -> dict[str, Any]:
 
     Sight.look = timed_look  # type: ignore[method-assign]
     with Engine.from_pretrained(
-        args.folder, draft="none", tree=TreeSettings(policy="none"), device="cpu", dtype="float32", self_check=False,
+        args.folder, draft="none", tree=TreeSettings(policy="none"), device="cpu", dtype=args.dtype, self_check=False,
         parallel=args.texts, context_tokens=args.side**2 // (2 * PATCH) ** 2 + args.tokens + 64,
         limits=MemoryLimits(max_resident_layers=0),
     ) as engine:  # fmt: skip
