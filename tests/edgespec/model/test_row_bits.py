@@ -74,9 +74,10 @@ def test_rows_of_a_prompt_have_the_same_bits_in_whatever_parts_and_company_it_is
             cache.prompt_tokens = length
             for part in ids.split(part_rows):
                 parts = [next_rows(cache, part)]
-                if in_company:
-                    parts.append(next_rows(target.new_text(), other))
-                found.append(target.read(parts)[0])
+                if in_company:  # before it, and behind
+                    before, behind = (next_rows(target.new_text(), ids) for ids in (other[:200], other))
+                    parts = [before, *parts, behind]
+                found.append(target.read(parts)[len(parts) // 2])
                 cache.commit_next(part.tolist())
             return torch.cat(found)
 
