@@ -29,6 +29,7 @@ MADV_DONTNEED = 4
 MADV_HUGEPAGE = 14
 MADV_POPULATE_READ = 22  # Linux 5.14 and later
 MADV_POPULATE_WRITE = 23
+MADV_COLLAPSE = 25  # Linux 6.1 and later
 LARGE_PAGE_BYTES = 2 << 20
 NUM_ZEROING = 4  # threads
 M_MMAP_THRESHOLD = -3  # glibc's
@@ -139,6 +140,18 @@ def in_large_pages(memory: Tensor) -> Tensor:
     if memory.device.type == "cpu" and memory.nbytes >= LARGE_PAGE_BYTES:
         _advise(memory, 0, memory.nbytes, MADV_HUGEPAGE)
     return memory
+
+
+def gather_in_large_pages(address: int, num_bytes: int) -> None:
+    """Let memory that is written already, at such an address, lie in large pages, where the system has such.
+
+    For memory that a library has allocated. Pages at its ends, which it shares with others, are gathered as well.
+    """
+    if _madvise is not None and num_bytes >= APART_BYTES:
+        first = address // LARGE_PAGE_BYTES * LARGE_PAGE_BYTES
+        end = -(-(address + num_bytes) // LARGE_PAGE_BYTES) * LARGE_PAGE_BYTES
+        for start in range(first, end, LARGE_PAGE_BYTES):  # what follows a page that cannot be gathered would stay
+            _madvise(start, LARGE_PAGE_BYTES, MADV_COLLAPSE)
 
 
 def fresh_pages(num_bytes: int) -> Tensor:

@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from offload.pages import gather_in_large_pages
+
 MOST_ROWS = 16  # that kernel's order of a weight is for; others are multiplied by it as well
 
 
@@ -48,6 +50,7 @@ def many_rows_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
 def in_kernel_order(weight: Tensor) -> Tensor:
     """Return a copy of a weight [out, in] in the order that oneDNN reads it in."""
     found: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, MOST_ROWS)
+    gather_in_large_pages(torch.ops.mkldnn.data_ptr(found), weight.nbytes)
     return found
 
 

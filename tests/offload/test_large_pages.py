@@ -1,4 +1,4 @@
-"""Weights that stay are in large pages, as far as the system has them: a flag of their memory says that it is told."""
+"""Weights that stay are in large pages, as far as the system has them: their memory's flags or pages show it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,39 @@ import pytest
 import torch
 from torch import Tensor
 
-from offload.pages import LARGE_PAGE_BYTES, MappedFile, in_large_pages
+from offload.layouts.onednn import has_onednn, in_kernel_order
+from offload.pages import LARGE_PAGE_BYTES, MappedFile, gather_in_large_pages, in_large_pages
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux says what it is told of memory")
 SIZE = 4 * LARGE_PAGE_BYTES
 IS_LARGE = "hg"  # of a mapping's flags
+
+
+def large_bytes_at(address: int) -> int:
+    """Return how much of the mapping that has an address lies in large pages."""
+    is_own = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        first = line.split()[0]
+        if "-" in first and not first.endswith(":"):
+            start, end = (int(number, 16) for number in first.split("-"))
+            is_own = start <= address < end
+        elif is_own and first == "AnonHugePages:":
+            return int(line.split()[1]) << 10
+    raise AssertionError(f"no mapping has {address:#x}")
+
+
+def written(num_bytes: int) -> Tensor:
+    """Return memory whose pages are there, each of them small."""
+    mapping = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory = torch.frombuffer(mapping, dtype=torch.uint8)
+    return memory.copy_(torch.arange(num_bytes) % 251)
+
+
+def needs_gathering() -> None:
+    memory = written(2 * SIZE)
+    gather_in_large_pages(memory.data_ptr(), memory.nbytes)
+    if not large_bytes_at(memory.data_ptr() + SIZE):
+        pytest.skip("the system gathers no pages")
 
 
 def flags_at(address: int) -> list[str]:
@@ -62,3 +90,22 @@ def test_the_part_of_a_file_that_stays_is_told(tmp_path: Path) -> None:
     address = file.bytes.data_ptr()
     found = [IS_LARGE in flags_at(address + place * LARGE_PAGE_BYTES) for place in range(4)]
     assert found == [False, True, False, False]
+
+
+def test_memory_that_is_written_is_gathered() -> None:
+    needs_gathering()
+    memory = written(SIZE)
+    expected = memory.clone()
+    gather_in_large_pages(memory.data_ptr(), SIZE)
+    assert large_bytes_at(memory.data_ptr()) >= SIZE - LARGE_PAGE_BYTES
+    assert torch.equal(memory, expected)
+
+
+def test_weights_in_the_order_of_a_kernel_are_gathered() -> None:
+    """A pass reads all of their memory, which oneDNN allocates."""
+    needs_gathering()
+    if not has_onednn(torch.float32):
+        pytest.skip("oneDNN does not multiply here")
+    ordered = in_kernel_order(torch.ones(1024, 4096))
+    address = torch.ops.mkldnn.data_ptr(ordered)
+    assert large_bytes_at(address) >= SIZE - LARGE_PAGE_BYTES
