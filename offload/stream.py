@@ -9,7 +9,7 @@ device, or a range of mapped pages) is the loader's business.
 import atexit
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from torch import Tensor
@@ -62,11 +62,15 @@ class LayerStream:
         self._process = os.getpid()
         self._thread = threading.Thread(target=self._read_ahead, name="edgespec-reader", daemon=True)
         self._thread.start()
+        self.meanwhile: Callable[[], bool] | None = None  # a little of other work; whether there was any
         # A thread that is inside torch when the interpreter goes away would abort the process.
         atexit.register(self.close)
 
     def acquire(self, layer: int) -> dict[str, Tensor]:
-        """Return the layer's weights; wait until they are loaded, and raise the reader's error."""
+        """Return the layer's weights; wait until they are loaded, and raise the reader's error.
+
+        What is to be done `meanwhile` is done until they are, or there is none left.
+        """
         ring_index = self._ring_index[layer]
         with self._lock:
             in_order = self._next_use % len(self._records) == ring_index and self._first_held == self._next_use
@@ -74,7 +78,10 @@ class LayerStream:
             if not in_order or self._loaded.get(self._next_use) is not None:
                 self._wind_to(ring_index)
             self._condition.notify_all()  # an interrupt may have kept the reader from hearing of the last change
-            self._condition.wait_for(lambda: self._closed or self._next_use in self._loaded)
+        while self.meanwhile is not None and not self._may_go_on() and self.meanwhile():
+            pass
+        with self._lock:
+            self._condition.wait_for(self._may_go_on)
             if self._closed:
                 raise RuntimeError("the layer stream is closed")
             # Counted first: an interrupt between these two lines leaves the ring out of order, which winds it.
@@ -85,6 +92,9 @@ class LayerStream:
                 self._wind_to(ring_index)
                 raise error
         return self._loader.acquire(self._records[ring_index], position % self._num_slots)
+
+    def _may_go_on(self) -> bool:
+        return self._closed or self._next_use in self._loaded
 
     def release(self, layer: int) -> None:
         """Give the layer back that was acquired last."""

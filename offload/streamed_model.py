@@ -183,6 +183,16 @@ class StreamedModel:
         """The share of the passes so far that requested each expert; None where they are parts of their layers."""
         return self._experts.use if self._experts else None
 
+    def work_meanwhile(self, work: Callable[[], bool]) -> bool:
+        """Have a little of other work done, again and again, where a pass waits for a layer; return whether any does.
+
+        `work` returns False where there is none.
+        """
+        if self._stream is None:
+            return False
+        self._stream.meanwhile = work
+        return True
+
     @contextmanager
     def shared_layers(self) -> Iterator[None]:
         """Within this block a layer's weights stay until another layer is called, for calls that take turns."""

@@ -6,6 +6,7 @@ one pass over the tower, with the memory of one block beside what stands outside
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -81,9 +82,8 @@ class Tower:
         self._model, self._device = model, device
         self._store: LayerStore | None = None
         self._present: set[str] = set()  # parameters that have memory
+        self._lock = threading.Lock()  # several pictures may come to a block at once
         self._on_block, self._block = on_block, LayerRecord(index=OUTSIDE_INDEX, tensors={})
-        if is_resident:
-            return
         for path, block in record.blocks.items():
             model.get_submodule(path).register_forward_pre_hook(self._before(block))
 
@@ -115,10 +115,13 @@ class Tower:
     def _before(self, block: LayerRecord) -> Callable[..., None]:
         def put(*_: Any) -> None:
             self._on_block()
-            if self._block is not block:
-                self._take(self._block)
-            self._block = block
-            self._put(block)
+            if self.is_resident:
+                return
+            with self._lock:
+                if self._block is not block:
+                    self._take(self._block)
+                self._block = block
+                self._put(block)
 
         return put
 

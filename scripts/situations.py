@@ -6,6 +6,7 @@ import os
 import random
 import subprocess
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -110,14 +111,27 @@ def wait_for_link(num_bytes: int, started: float, bytes_per_s: float) -> None:
     time.sleep(max(0.0, started + num_bytes / bytes_per_s - time.perf_counter()))
 
 
-def throttle_edgespec(bytes_per_s: float) -> None:
+class SharedLink:
+    """A link that moves one thing at a time."""
+
+    def __init__(self) -> None:
+        self._lock, self._free_at = threading.Lock(), 0.0
+
+    def wait(self, num_bytes: int, started: float, bytes_per_s: float) -> None:
+        """Return when it would have moved the bytes, behind what it moves for others."""
+        with self._lock:
+            begun, self._free_at = max(started, self._free_at), max(started, self._free_at) + num_bytes / bytes_per_s
+        wait_for_link(num_bytes, begun, bytes_per_s)
+
+
+def throttle_edgespec(bytes_per_s: float, *, wait: Callable[[int, float, float], None] = wait_for_link) -> None:
     """Every load of a streamed layer takes its time, on the reader's thread."""
     load = offload.loaders.CpuLoader.load
 
     def slow_load(self: offload.loaders.CpuLoader, record: Any, slot: int) -> None:
         started = time.perf_counter()
         load(self, record, slot)
-        wait_for_link(record.stored_bytes, started, bytes_per_s)
+        wait(record.stored_bytes, started, bytes_per_s)
 
     offload.loaders.CpuLoader.load = slow_load  # type: ignore[method-assign]
 

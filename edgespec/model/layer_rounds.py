@@ -1,11 +1,12 @@
 """Calls that pass a model's layers together, each by its own code: nobody is a layer ahead of the others.
 
-Each call runs in a thread of its own, and one thread runs at any time: it has the turn from a layer until it comes to
-the next. So a layer's weights, once there, serve all calls; and a family's own forward, its masks, positions and cache
-need no change.
+Each call runs in a thread of its own, and one thread runs at any time, or a few: they have the turn from a layer until
+they come to the next. So a layer's weights, once there, serve all calls; and a family's own forward, its masks,
+positions and cache need no change.
 """
 
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextvars import copy_context
 from typing import Generic, TypeVar
@@ -43,29 +44,77 @@ class LayerRounds:
 
         What a call raises, or `on_round`, or an interrupt, ends all of them: no thread is left.
         """
-        under_way = [_Turns(call, self._of_thread, device) for call in calls]
-        everyone = list(under_way)
-        number = 0
+        under_way = self.begin(calls, device=device, on_round=on_round)
         try:
-            while under_way:
-                if number:  # before the first all calls come to the first layer
-                    on_round(number - 1)
-                for turns in under_way:
-                    turns.give()
-                under_way = [turns for turns in under_way if not turns.is_done]
-                number += 1
+            while under_way.go_on():
+                pass
         finally:
-            for turns in everyone:
-                turns.leave()
-        return [turns.result for turns in everyone]
+            under_way.leave()
+        return under_way.results
+
+    def begin(
+        self,
+        calls: Sequence[Callable[[], Result]],
+        *,
+        device: torch.device,
+        on_round: Callable[[int], None] = lambda number: None,
+        at_once: int = 1,
+        num_threads: int | None = None,
+    ) -> "CallsUnderWay[Result]":
+        """Return the calls, none of which has begun: their rounds pass as far as somebody lets them.
+
+        So many of them have the turn `at_once`; each computes with `num_threads` of torch's, by default all.
+        """
+        turns = [_Turns(call, self._of_thread, device, num_threads) for call in calls]
+        return CallsUnderWay(turns, on_round, at_once)
+
+
+class CallsUnderWay(Generic[Result]):
+    """Calls that go on by a layer of one of them, or of a few, at a time."""
+
+    def __init__(self, turns: Sequence["_Turns[Result]"], on_round: Callable[[int], None], at_once: int) -> None:
+        self._everyone, self._on_round, self._at_once = turns, on_round, at_once
+        self._round = deque(turns)  # who has the turn next, in this round
+        self._num_rounds = 0
+
+    def go_on(self) -> bool:
+        """Let the next calls go on to their next layer, and return whether any goes on; raises what one raised."""
+        if not self._round:
+            self._round.extend(turns for turns in self._everyone if not turns.is_done)
+            if not self._round:
+                return False
+            self._on_round(self._num_rounds)  # before the first all calls come to the first layer
+            self._num_rounds += 1
+        taking = [self._round.popleft() for _ in range(min(self._at_once, len(self._round)))]
+        num_threads = torch.get_num_threads()
+        try:
+            for turns in taking:
+                turns.give()
+            for turns in taking:
+                turns.take_back()
+        finally:
+            torch.set_num_threads(num_threads)  # theirs would be that of all threads to come
+        return True
+
+    def leave(self) -> None:
+        """End the calls where they are; no thread is left."""
+        for turns in self._everyone:
+            turns.leave()
+
+    @property
+    def results(self) -> list[Result]:
+        """What the calls returned, once none goes on."""
+        return [turns.result for turns in self._everyone]
 
 
 class _Turns(Generic[Result]):
     """The turns of one call, between the thread of the pass and the call's own."""
 
-    def __init__(self, call: Callable[[], Result], of_thread: threading.local, device: torch.device) -> None:
+    def __init__(
+        self, call: Callable[[], Result], of_thread: threading.local, device: torch.device, num_threads: int | None
+    ) -> None:
         self.is_done = False
-        self._call, self._of_thread, self._device = call, of_thread, device
+        self._call, self._of_thread, self._device, self._num_threads = call, of_thread, device, num_threads
         self._go, self._back = threading.Semaphore(0), threading.Semaphore(0)
         self._is_left = False
         self._found: list[Result] = []
@@ -79,10 +128,13 @@ class _Turns(Generic[Result]):
         return self._found[0]
 
     def give(self) -> None:
-        """Let the call go on to its next layer, or to its end; raises what it raised."""
+        """Let the call go on to its next layer, or to its end."""
         if not self._thread.ident:
             self._thread.start()
         self._go.release()
+
+    def take_back(self) -> None:
+        """Wait until the call is there; raises what it raised."""
         self._back.acquire()
         if self._error is not None:
             raise self._error
@@ -110,6 +162,8 @@ class _Turns(Generic[Result]):
                 return
             if self._device.type == "cuda":
                 torch.cuda.set_device(self._device)  # each thread has a current device of its own
+            if self._num_threads is not None:
+                torch.set_num_threads(self._num_threads)
             self._found.append(self._call())
         except _LeftError:
             pass

@@ -10,7 +10,9 @@ from __future__ import annotations
 import copy
 import inspect
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 from typing import Any, NoReturn
@@ -21,7 +23,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from edgespec.errors import offload_errors
 from edgespec.model.attention import NAME
 from edgespec.model.causal_model import CausalModel
-from edgespec.model.layer_rounds import LayerRounds
+from edgespec.model.layer_rounds import CallsUnderWay, LayerRounds
 from edgespec.model.picture_prompt import PicturePrompt
 from edgespec.model.seeing import refused, see
 from edgespec.model.seen_prompt import SeenPrompt
@@ -41,6 +43,16 @@ from offload.tower import Tower, TowerRecord
 
 MOST_KEPT_BYTES = 32 << 20  # of what towers said
 MOST_RUN_BYTES = 64 << 20  # of the pixels that pass a tower together
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ahead:
+    """Pictures of texts that wait, on their way through the tower."""
+
+    prompts: Sequence[PicturePrompt]
+    calls: Mapping[Digests, TowerCall]
+    under_way: CallsUnderWay[Any]
+    undo: ExitStack  # which lets the tower go
 
 
 class Sight:
@@ -64,6 +76,9 @@ class Sight:
         self._kept: OrderedDict[Digests, Any] = OrderedDict()  # what the tower said of pictures, the latest last
         self._awaited: set[Digests] = set()  # those that a prompt has not taken yet
         self._asks_together = False  # of all pictures of a prompt, since of each alone it says something else
+        self._ahead: _Ahead | None = None  # pictures of texts that wait
+        self._fails_ahead = False  # since the last time that pictures did not pass ahead
+        self.looks_ahead = False  # whether somebody calls `go_on` while passes wait for weights
         self.num_runs = 0  # of the tower
         self.num_pictures = 0  # that passed it; of a prompt whose pictures are asked of together, one
 
@@ -90,10 +105,43 @@ class Sight:
         with offload_errors():
             waiting = list(prompts)
             while waiting:
-                num_bytes = accumulate(prompt.input_bytes for prompt in waiting)
-                count = max(1, sum(total <= MOST_RUN_BYTES for total in num_bytes))
-                self._look(waiting[:count])
-                del waiting[:count]
+                together = _of_one_run(waiting)
+                self._look(together)
+                del waiting[: len(together)]
+
+    def look_ahead(self, prompts: Sequence[PicturePrompt]) -> None:
+        """Begin to let new pictures of texts that wait pass the tower, where passes wait for weights meanwhile.
+
+        What fails is tried again, and raised, when their texts begin.
+        """
+        if not self.looks_ahead or self._ahead is not None or self._fails_ahead:
+            return
+        self._await(prompts)
+        seeing = [prompt for prompt in prompts if prompt.image_rows]
+        unknown = [prompt for prompt in seeing if not all(key in self._kept for key in self._keys(prompt))]
+        if unknown:
+            try:
+                self._ahead = self._begin_ahead(_of_one_run(unknown))
+            except Exception:
+                self._fails_ahead = True
+
+    def go_on(self) -> bool:
+        """Let one picture of those that pass the tower ahead pass one more block; return whether any does."""
+        ahead = self._ahead
+        if ahead is None:
+            return False
+        try:
+            if ahead.under_way.go_on():
+                return True
+            self._fails_ahead = not self._keep(ahead.calls, ahead.under_way.results)
+            self._await(ahead.prompts)
+        except Exception:
+            self._fails_ahead = True
+        except BaseException:
+            self._end_ahead()
+            raise
+        self._end_ahead()
+        return False
 
     def see(self, prompt: PicturePrompt) -> SeenPrompt:
         """Return what the decoder gets of a prompt with pictures; raises EdgespecError where they are not read."""
@@ -108,6 +156,7 @@ class Sight:
 
     def rest(self) -> None:
         """Let the tower's weights go: nothing waits that has pictures."""
+        self._end_ahead()
         self._awaited.clear()
         self._forget_most()
         if self._tower is not None:
@@ -116,6 +165,20 @@ class Sight:
     def forget(self) -> None:
         """Forget what was seen."""
         self._kept.clear()
+
+    def _begin_ahead(self, prompts: Sequence[PicturePrompt]) -> _Ahead:
+        calls = self._new_calls(prompts)
+        asked, tower = self._asked(calls, prompts[0])
+        under_way = self._rounds_of(asked)
+        with ExitStack() as undo:
+            undo.enter_context(tower.loaded())
+            undo.callback(under_way.leave)
+            return _Ahead(prompts=prompts, calls=calls, under_way=under_way, undo=undo.pop_all())
+
+    def _end_ahead(self) -> None:
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            ahead.undo.close()
 
     def _opened(self, prompt: PicturePrompt) -> tuple[PreTrainedModel, Tower]:
         """Return the family's whole model, and its tower; they are made when the first picture comes."""
@@ -138,27 +201,71 @@ class Sight:
 
     def _look(self, prompts: Sequence[PicturePrompt]) -> None:
         """Let the pictures that are not known pass the tower: block by block, each by itself."""
+        calls = self._new_calls(prompts)
+        if calls and self._ahead is not None:
+            while self.go_on():  # they may be among these, and the tower is theirs until they are through
+                pass
+            calls = self._new_calls(prompts)
+        self._fails_ahead = False
+        if calls:
+            asked, tower = self._asked(calls, prompts[0])
+            with torch.no_grad(), tower.loaded():
+                said = self._all_said(asked) if len(asked) > 1 else [asked[0]()]
+            if not self._keep(calls, said):
+                self._look(prompts)
+                return
+        self._await(prompts)
+
+    def _new_calls(self, prompts: Sequence[PicturePrompt]) -> dict[Digests, TowerCall]:
+        """Return what the tower is to be asked of prompts' pictures that are not known."""
         calls: dict[Digests, TowerCall] = {}
         for prompt in prompts:
             if not all(key in self._kept for key in self._keys(prompt)):
                 for call in self._calls(prompt):
                     calls.setdefault(call.key, call)
-        calls = {key: call for key, call in calls.items() if key not in self._kept}
-        if calls:
-            model, tower = self._opened(prompts[0])
-            outer: Any = model.base_model
-            asked = [partial(outer.get_image_features, **call.arguments) for call in calls.values()]
-            with torch.no_grad(), tower.loaded():
-                takes_turns = len(asked) > 1 and not self._is_resident
-                said = self._rounds.run(asked, device=self._causal.device) if takes_turns else [ask() for ask in asked]
-            self.num_runs += 1
-            self.num_pictures += len(calls)
-            is_right = [num_rows_of(one) == call.num_rows for one, call in zip(said, calls.values(), strict=True)]
-            if not self._asks_together and not all(is_right):
-                self._asks_together = True
-                self._look(prompts)
-                return
-            self._kept |= {key: without_layers(one) for key, one in zip(calls, said, strict=True)}
+        return {key: call for key, call in calls.items() if key not in self._kept}
+
+    def _asked(
+        self, calls: Mapping[Digests, TowerCall], prompt: PicturePrompt
+    ) -> tuple[list[Callable[[], Any]], Tower]:
+        """Return functions that ask the tower, and the tower."""
+        model, tower = self._opened(prompt)
+        outer: Any = model.base_model
+        return [partial(outer.get_image_features, **call.arguments) for call in calls.values()], tower
+
+    def _all_said(self, asked: Sequence[Callable[[], Any]]) -> list[Any]:
+        under_way = self._rounds_of(asked)
+        try:
+            while under_way.go_on():
+                pass
+        finally:
+            under_way.leave()
+        return under_way.results
+
+    def _rounds_of(self, asked: Sequence[Callable[[], Any]]) -> CallsUnderWay[Any]:
+        """Return the rounds in which pictures pass the tower: on a processor several at once, which share its threads.
+
+        Two threads are done with a block of two pictures before both together are with one after the other.
+        """
+        device = self._causal.device
+        if device.type != "cpu":
+            return self._rounds.begin(asked, device=device)
+        at_once = min(len(asked), torch.get_num_threads())
+        return self._rounds.begin(asked, device=device, at_once=at_once, num_threads=torch.get_num_threads() // at_once)
+
+    def _keep(self, calls: Mapping[Digests, TowerCall], said: Sequence[Any]) -> bool:
+        """Keep what the tower said; False where it says something else of pictures alone than of all of a prompt."""
+        self.num_runs += 1
+        self.num_pictures += len(calls)
+        is_right = [num_rows_of(one) == call.num_rows for one, call in zip(said, calls.values(), strict=True)]
+        if not self._asks_together and not all(is_right):
+            self._asks_together = True
+            return False
+        self._kept |= {key: without_layers(one) for key, one in zip(calls, said, strict=True)}
+        return True
+
+    def _await(self, prompts: Sequence[PicturePrompt]) -> None:
+        """Keep what is known of pictures until these prompts have taken it."""
         for key in [key for prompt in prompts for key in self._keys(prompt) if key in self._kept]:
             self._awaited.add(key)
             self._kept.move_to_end(key)
@@ -193,6 +300,12 @@ class Sight:
             if self.kept_bytes <= MOST_KEPT_BYTES or len(self._kept) == 1:
                 return
             del self._kept[key]
+
+
+def _of_one_run(prompts: Sequence[PicturePrompt]) -> Sequence[PicturePrompt]:
+    """Return the first prompts, as many as may pass a tower together."""
+    num_bytes = accumulate(prompt.input_bytes for prompt in prompts)
+    return prompts[: max(1, sum(total <= MOST_RUN_BYTES for total in num_bytes))]
 
 
 class _Asked(Exception):  # noqa: N818 - it is no error

@@ -132,6 +132,8 @@ class LoadedModels:
 
     def close(self) -> None:
         """End the readers and let the models go."""
+        if self.sight is not None:
+            self.sight.rest()
         for causal in self._causal.values():
             causal.close()
         _close(self._streamed)
@@ -241,6 +243,7 @@ def load_models(
         if not support.has_own_passes:
             budget_bytes = placed.placement.device_budget_bytes
             loaded.sight = open_sight(loaded.target, placed, self_check=self_check)
+            loaded.sight.looks_ahead = streamed["target"].work_meanwhile(loaded.sight.go_on)
             loaded.target.layer_rows = layer_rows(skeletons["target"], run_config.dtype, budget_bytes)
             if run_config.exact:
                 loaded.target.read_exactly()

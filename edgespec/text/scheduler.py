@@ -19,6 +19,7 @@ from edgespec.decode.target_initialized import batch_of
 from edgespec.decode.threaded_step import with_threads
 from edgespec.errors import EdgespecError, is_out_of_memory
 from edgespec.machine.device import release_memory
+from edgespec.model.picture_prompt import PicturePrompt
 from edgespec.model.seen_prompt import SeenPrompt
 from edgespec.pair.pair import ModelPair
 from edgespec.placement.cache_memory import most_kept_bytes
@@ -136,6 +137,7 @@ class Scheduler:
         for handle in self._under_way:
             handle.begin_step()
         self._batch.others_wait = bool(self._waiting)
+        self._look_ahead()
         watched = [self._loaded.target] + ([] if self._loaded.draft is None else [self._loaded.draft])
         try:
             with watching(watched, list(self._under_way), lambda: self._step_lock.abandons):
@@ -220,12 +222,16 @@ class Scheduler:
 
     def _look(self, handles: Sequence[TextHandle]) -> None:
         """Let pictures of texts that may begin now pass the tower together; what fails is tried again with its text."""
-        sight = self._loaded.sight
-        prompts = [handle.request.pictures for handle in handles if handle.seen is None]
-        seeing = [prompt for prompt in prompts if prompt is not None]
+        sight, seeing = self._loaded.sight, _unseen(handles)
         if sight is not None and len(seeing) > 1:
             with suppress(Exception):
                 sight.look(seeing)
+
+    def _look_ahead(self) -> None:
+        """Let pictures of the texts that begin next pass the tower where this pass waits for weights."""
+        sight = self._loaded.sight
+        if sight is not None and sight.looks_ahead and (seeing := _unseen(self._waiting.first()[: self.max_texts])):
+            sight.look_ahead(seeing)
 
     def _budget(self, *more: TextHandle) -> CacheBudget:
         """Return the memory for texts that are kept, beside those under way and such that are about to be."""
@@ -321,3 +327,9 @@ class Scheduler:
         if os.getpid() != self._process:
             what = "the engine was loaded before this process was forked, and its threads are not here."
             raise EdgespecError("E_ENGINE", what, "Load an engine in this process, or start processes by 'spawn'.")
+
+
+def _unseen(handles: Sequence[TextHandle]) -> list[PicturePrompt]:
+    """Return the prompts that have pictures, of which the decoder does not know yet what it gets."""
+    prompts = [handle.request.pictures for handle in handles if handle.seen is None]
+    return [prompt for prompt in prompts if prompt is not None]

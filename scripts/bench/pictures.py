@@ -10,9 +10,10 @@ where its module runs; it is slow, and answers --few-pictures in batches of eigh
 answers all pictures, --texts in company, plainly: a random model has no draft. Every system has a process of its own.
 accelerate computes in bf16, as the weights are stored: for another format it would write its disk anew.
 
-Of each, pictures a minute, and the seconds a picture for the tower, for prompts, and for the texts behind them; and the
-peak memory less an idle process's, of edgespec beside its plan: with the tower block by block, and resident. Prints a
-table and one JSON line; exits 1 where memory is above the plan by more than --tolerance of it.
+Of each, pictures a minute, and the seconds a picture for the tower, for prompts, and for the texts behind them, in
+which edgespec's tower works on the next pictures as well; and the peak memory less an idle process's, of edgespec
+beside its plan: with the tower block by block, and resident. Tower and layers share the link. Prints a table and one
+JSON line; exits 1 where memory is above the plan by more than --tolerance of it.
 """
 
 import argparse
@@ -31,7 +32,16 @@ import offload.tower
 from edgespec import Engine, MemoryLimits, TreeSettings
 from edgespec.cli.generate.records import peak_resident_bytes
 from edgespec.model.sight import Sight
-from scripts.situations import GIB, MIB, exit_with, idle_peak_bytes, start_child, throttle_edgespec, wait_for_link
+from scripts.situations import (
+    GIB,
+    MIB,
+    SharedLink,
+    exit_with,
+    idle_peak_bytes,
+    start_child,
+    throttle_edgespec,
+    wait_for_link,
+)
 from tests.support.seeing_model import save_family
 from tests.support.tiny_pictures import SEEING, Family, picture
 
@@ -108,14 +118,15 @@ def messages_of(side: int, number: int) -> list[dict[str, Any]]:
     return [{"role": "user", "content": parts}]
 
 
-def throttle_tower(bytes_per_s: float) -> None:
-    """Every part of a tower that is read takes its time."""
+def throttle_tower(link: SharedLink, bytes_per_s: float) -> None:
+    """Every part of a tower that is read takes its time on the link of the layers."""
     put = offload.tower.Tower._put
 
     def slow_put(self: offload.tower.Tower, record: Any) -> None:
         started, before = time.perf_counter(), self.num_read_bytes
         put(self, record)
-        wait_for_link(self.num_read_bytes - before, started, bytes_per_s)
+        if self.num_read_bytes > before:
+            link.wait(self.num_read_bytes - before, started, bytes_per_s)
 
     offload.tower.Tower._put = slow_put  # type: ignore[method-assign]
 
@@ -139,8 +150,9 @@ def throttle_accelerate(bytes_per_s: float) -> None:
 
 def run_edgespec(system: System, args: argparse.Namespace) -> dict[str, Any]:
     """Answer all pictures, and return seconds and facts."""
-    throttle_edgespec(args.link_gib_per_s * GIB)
-    throttle_tower(args.link_gib_per_s * GIB)
+    link = SharedLink()
+    throttle_edgespec(args.link_gib_per_s * GIB, wait=link.wait)
+    throttle_tower(link, args.link_gib_per_s * GIB)
     tower_s = 0.0
     look = Sight.look
 

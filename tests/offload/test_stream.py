@@ -177,3 +177,52 @@ def test_close_ends_the_reader_and_whoever_waits_for_it() -> None:
         stream.acquire(0)
     closer.join()
     assert reader_threads() <= before
+
+
+def test_other_work_is_done_while_a_layer_is_not_there_and_no_longer() -> None:
+    with ring(4, 2, load_s=0.02) as (stream, _):
+        done: list[bool] = []
+
+        def work() -> bool:
+            done.append(True)
+            time.sleep(0.001)
+            return len(done) < 100
+
+        stream.meanwhile, seen = work, list[int]()
+        for layer in range(4):
+            seen.append(int(stream.acquire(layer)["index"]))
+            stream.release(layer)
+        assert seen == [0, 1, 2, 3]
+        assert len(done) > 8
+        done.clear()
+        time.sleep(0.1)  # the next two layers are there
+        for layer in range(2):
+            stream.acquire(layer)
+            stream.release(layer)
+        assert not done
+
+
+def test_a_pass_waits_as_ever_once_there_is_no_other_work() -> None:
+    with ring(3, 2, load_s=0.02) as (stream, _):
+        asked: list[int] = []
+
+        def work() -> bool:
+            asked.append(1)
+            return False
+
+        stream.meanwhile = work
+        assert run_pass(stream, range(3)) == [0, 1, 2]
+        assert 1 <= len(asked) <= 3
+
+
+def test_what_other_work_raises_leaves_the_ring_in_order() -> None:
+    with ring(3, 2, load_s=0.02) as (stream, _):
+
+        def work() -> bool:
+            raise KeyboardInterrupt
+
+        stream.meanwhile = work
+        with pytest.raises(KeyboardInterrupt):
+            stream.acquire(0)
+        stream.meanwhile = None
+        assert run_pass(stream, range(3)) == [0, 1, 2]
