@@ -34,15 +34,19 @@ from edgespec.model.tower_calls import (
     calls_of,
     joined,
     keys_of_calls,
+    num_pixels,
     num_rows_of,
     without_layers,
 )
+from offload.pages import give_back_heap
 from offload.skeleton import build_on_meta
 from offload.text_part import decoder_layers
 from offload.tower import Tower, TowerRecord
 
 MOST_KEPT_BYTES = 32 << 20  # of what towers said
 MOST_RUN_BYTES = 64 << 20  # of the pixels that pass a tower together
+PICTURE_ROWS = 4096  # patches of pictures that pass a block of a tower at once
+USUAL_PATCH = 14  # pixels that a patch is wide, where the family does not say it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +136,7 @@ class Sight:
             return False
         try:
             if ahead.under_way.go_on():
+                give_back_heap()
                 return True
             self._fails_ahead = not self._keep(ahead.calls, ahead.under_way.results)
             self._await(ahead.prompts)
@@ -169,7 +174,7 @@ class Sight:
     def _begin_ahead(self, prompts: Sequence[PicturePrompt]) -> _Ahead:
         calls = self._new_calls(prompts)
         asked, tower = self._asked(calls, prompts[0])
-        under_way = self._rounds_of(asked)
+        under_way = self._rounds_of(calls, asked)
         with ExitStack() as undo:
             undo.enter_context(tower.loaded())
             undo.callback(under_way.leave)
@@ -210,7 +215,7 @@ class Sight:
         if calls:
             asked, tower = self._asked(calls, prompts[0])
             with torch.no_grad(), tower.loaded():
-                said = self._all_said(asked) if len(asked) > 1 else [asked[0]()]
+                said = self._all_said(calls, asked) if len(asked) > 1 else [asked[0]()]
             if not self._keep(calls, said):
                 self._look(prompts)
                 return
@@ -233,16 +238,16 @@ class Sight:
         outer: Any = model.base_model
         return [partial(outer.get_image_features, **call.arguments) for call in calls.values()], tower
 
-    def _all_said(self, asked: Sequence[Callable[[], Any]]) -> list[Any]:
-        under_way = self._rounds_of(asked)
+    def _all_said(self, calls: Mapping[Digests, TowerCall], asked: Sequence[Callable[[], Any]]) -> list[Any]:
+        under_way = self._rounds_of(calls, asked)
         try:
             while under_way.go_on():
-                pass
+                give_back_heap()
         finally:
             under_way.leave()
         return under_way.results
 
-    def _rounds_of(self, asked: Sequence[Callable[[], Any]]) -> CallsUnderWay[Any]:
+    def _rounds_of(self, calls: Mapping[Digests, TowerCall], asked: Sequence[Callable[[], Any]]) -> CallsUnderWay[Any]:
         """Return the rounds in which pictures pass the tower: on a processor several at once, which share its threads.
 
         Two threads are done with a block of two pictures before both together are with one after the other.
@@ -250,7 +255,8 @@ class Sight:
         device = self._causal.device
         if device.type != "cpu":
             return self._rounds.begin(asked, device=device)
-        at_once = min(len(asked), torch.get_num_threads())
+        size = max(map(num_pixels, calls.values())) // _pixels_of_row(self._causal.model.config)
+        at_once = max(1, min(len(asked), torch.get_num_threads(), PICTURE_ROWS // max(1, size)))
         return self._rounds.begin(asked, device=device, at_once=at_once, num_threads=torch.get_num_threads() // at_once)
 
     def _keep(self, calls: Mapping[Digests, TowerCall], said: Sequence[Any]) -> bool:
@@ -306,6 +312,13 @@ def _of_one_run(prompts: Sequence[PicturePrompt]) -> Sequence[PicturePrompt]:
     """Return the first prompts, as many as may pass a tower together."""
     num_bytes = accumulate(prompt.input_bytes for prompt in prompts)
     return prompts[: max(1, sum(total <= MOST_RUN_BYTES for total in num_bytes))]
+
+
+def _pixels_of_row(config: PretrainedConfig) -> int:
+    """Return the numbers that a tower's row is made of at the least."""
+    patch = getattr(getattr(config, "vision_config", None), "patch_size", None)
+    width = min(patch) if isinstance(patch, list | tuple) else patch or USUAL_PATCH
+    return 3 * int(width) ** 2
 
 
 class _Asked(Exception):  # noqa: N818 - it is no error

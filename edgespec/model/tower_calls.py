@@ -32,6 +32,11 @@ class TowerCall:
     num_rows: int  # of the prompt, that it fills
 
 
+def num_pixels(call: TowerCall) -> int:
+    """Return how many numbers the pictures of a call have."""
+    return max((value.numel() for value in call.arguments.values() if isinstance(value, Tensor)), default=0)
+
+
 def keys_of_calls(prompt: PicturePrompt, *, together: bool) -> list[Digests]:
     """Return the pictures of each call: one, or all of the prompt where they are asked of `together`."""
     if together or not prompt.pictures:

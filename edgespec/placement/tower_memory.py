@@ -6,13 +6,12 @@ from typing import Any
 
 import torch
 
-from edgespec.model.sight import MOST_KEPT_BYTES, MOST_RUN_BYTES
+from edgespec.model.sight import MOST_KEPT_BYTES, MOST_RUN_BYTES, PICTURE_ROWS
 from edgespec.placement.run_config import RunConfig
 from offload.allocated import allocated_bytes
 from offload.skeleton import Skeleton
 
 TOWER = "tower for pictures"  # the plan's use
-PICTURE_ROWS = 4096  # patches of the pictures of a prompt that pass a tower at once
 NUM_COPIES = 6  # of a row's hidden state that a block holds: its input, queries, keys, values, sums
 SEEN_ROWS = 2048  # of each text's prompt that are kept as the tower embedded them
 

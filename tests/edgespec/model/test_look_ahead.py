@@ -217,3 +217,23 @@ def test_calls_that_have_the_turn_at_once_leave_the_threads_of_torch_as_they_wer
     assert count == 3 * 4  # of five calls two, two and one a round; the last round brings them to their ends
     assert of_calls == [1] * 5
     assert later == [2]
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", "gemma3"], indirect=True)
+def test_so_many_pictures_pass_a_block_at_once_as_the_plan_has_memory_for(
+    engine: Engine, family: Family, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sight = sight_of(engine)
+    of_picture = 0
+    asked = sight._new_calls(prompts_of(family, 2))
+    patch = family.model.config.vision_config.patch_size
+    for call in asked.values():
+        of_picture = max(of_picture, call.arguments["pixel_values"].numel() // (3 * patch**2))
+    for rows, expected in ((2 * of_picture, 2), (2 * of_picture - 1, 1), (0, 1), (100 * of_picture, 4)):
+        monkeypatch.setattr("edgespec.model.sight.PICTURE_ROWS", rows)
+        sight.forget()
+        with torch_threads(4):
+            sight.look_ahead(prompts_of(family, 2))
+            assert sight._ahead is not None
+            assert sight._ahead.under_way._at_once == expected
+        sight.rest()
