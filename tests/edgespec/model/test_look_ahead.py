@@ -25,7 +25,7 @@ from tests.support.tiny_pictures import SEEING, Family, generated, seeing_prompt
 
 GREEDY: TextOptions = {"max_new_tokens": 12, "temperature": 0.0, "eos_token_id": []}
 NAME = "edgespec-text"  # of the threads in which pictures pass
-LAYER_S = 0.01  # that a layer takes to come
+LAYER_S = 0.004  # that a layer takes to come
 
 
 @pytest.fixture(params=["qwen3_vl"])
@@ -47,7 +47,7 @@ def engine(family: Family, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
     monkeypatch.setattr(CpuLoader, "load", slow)
     with Engine.from_pretrained(
         tmp_path / "model", device="cpu", dtype="float32", context_tokens=256, parallel=2,
-        limits=MemoryLimits(max_resident_layers=0),
+        limits=MemoryLimits(max_resident_layers=0), self_check=False,
     ) as engine:  # fmt: skip
         yield engine
 
@@ -186,7 +186,9 @@ def test_texts_that_left_while_their_pictures_passed_leave_nothing(engine: Engin
 def test_nothing_is_looked_at_ahead_where_no_pass_waits(family: Family, tmp_path: Path) -> None:
     family.model.save_pretrained(tmp_path / "model")
     family.processor.tokenizer.save_pretrained(tmp_path / "model")
-    with Engine.from_pretrained(tmp_path / "model", device="cpu", dtype="float32", context_tokens=256) as engine:
+    with Engine.from_pretrained(
+        tmp_path / "model", device="cpu", dtype="float32", context_tokens=256, self_check=False
+    ) as engine:
         sight_of(engine).look_ahead(prompts_of(family, 1))
         assert sight_of(engine)._ahead is None
 
