@@ -118,12 +118,13 @@ class Sight:
 
         What fails is tried again, and raised, when their texts begin.
         """
-        if not self.looks_ahead or self._ahead is not None or self._fails_ahead:
+        if not self.looks_ahead or self._ahead is not None:
             return
+        self._awaited.clear()  # of texts that have left since
         self._await(prompts)
         seeing = [prompt for prompt in prompts if prompt.image_rows]
         unknown = [prompt for prompt in seeing if not all(key in self._kept for key in self._keys(prompt))]
-        if unknown:
+        if unknown and not self._fails_ahead:
             try:
                 self._ahead = self._begin_ahead(_of_one_run(unknown))
             except Exception:
@@ -135,8 +136,7 @@ class Sight:
         if ahead is None:
             return False
         try:
-            if ahead.under_way.go_on():
-                give_back_heap()
+            if self._goes_on(ahead.under_way):
                 return True
             self._fails_ahead = not self._keep(ahead.calls, ahead.under_way.results)
             self._await(ahead.prompts)
@@ -241,8 +241,8 @@ class Sight:
     def _all_said(self, calls: Mapping[Digests, TowerCall], asked: Sequence[Callable[[], Any]]) -> list[Any]:
         under_way = self._rounds_of(calls, asked)
         try:
-            while under_way.go_on():
-                give_back_heap()
+            while self._goes_on(under_way):
+                pass
         finally:
             under_way.leave()
         return under_way.results
@@ -258,6 +258,12 @@ class Sight:
         size = max(map(num_pixels, calls.values())) // _pixels_of_row(self._causal.model.config)
         at_once = max(1, min(len(asked), torch.get_num_threads(), PICTURE_ROWS // max(1, size)))
         return self._rounds.begin(asked, device=device, at_once=at_once, num_threads=torch.get_num_threads() // at_once)
+
+    def _goes_on(self, under_way: CallsUnderWay[Any]) -> bool:
+        goes_on = under_way.go_on()
+        if self._causal.device.type == "cpu":
+            give_back_heap()  # each picture's thread has a heap of its own
+        return goes_on
 
     def _keep(self, calls: Mapping[Digests, TowerCall], said: Sequence[Any]) -> bool:
         """Keep what the tower said; False where it says something else of pictures alone than of all of a prompt."""

@@ -183,6 +183,21 @@ def test_texts_that_left_while_their_pictures_passed_leave_nothing(engine: Engin
     assert not sight_of(engine).is_awake
 
 
+def test_what_the_tower_said_for_texts_that_left_is_forgotten_while_others_wait(
+    engine: Engine, family: Family, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edgespec.model.sight.MOST_KEPT_BYTES", 0)
+    sight, (left, waiting) = sight_of(engine), prompts_of(family, 2)
+    sight.look_ahead([left, waiting])
+    while sight.go_on():
+        pass
+    assert len(sight._kept) == 4
+    sight.look_ahead([waiting])
+    sight.see(waiting)
+    assert not set(sight._kept) & set(sight._keys(left))
+    assert sight.num_runs == 1
+
+
 def test_nothing_is_looked_at_ahead_where_no_pass_waits(family: Family, tmp_path: Path) -> None:
     family.model.save_pretrained(tmp_path / "model")
     family.processor.tokenizer.save_pretrained(tmp_path / "model")
