@@ -120,7 +120,8 @@ class SharedLink:
     def wait(self, num_bytes: int, started: float, bytes_per_s: float) -> None:
         """Return when it would have moved the bytes, behind what it moves for others."""
         with self._lock:
-            begun, self._free_at = max(started, self._free_at), max(started, self._free_at) + num_bytes / bytes_per_s
+            begun = max(started, self._free_at)
+            self._free_at = begun + num_bytes / bytes_per_s
         wait_for_link(num_bytes, begun, bytes_per_s)
 
 

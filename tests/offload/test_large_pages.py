@@ -18,17 +18,27 @@ SIZE = 4 * LARGE_PAGE_BYTES
 IS_LARGE = "hg"  # of a mapping's flags
 
 
-def large_bytes_at(address: int) -> int:
-    """Return how much of the mapping that has an address lies in large pages."""
+def entry_at(address: int, name: str) -> list[str]:
+    """Return what the system says under a name of the mapping that has an address."""
     is_own = False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         first = line.split()[0]
         if "-" in first and not first.endswith(":"):
             start, end = (int(number, 16) for number in first.split("-"))
             is_own = start <= address < end
-        elif is_own and first == "AnonHugePages:":
-            return int(line.split()[1]) << 10
+        elif is_own and first == f"{name}:":
+            return line.split()[1:]
     raise AssertionError(f"no mapping has {address:#x}")
+
+
+def flags_at(address: int) -> list[str]:
+    """Return the flags of the mapping that has an address."""
+    return entry_at(address, "VmFlags")
+
+
+def large_bytes_at(address: int) -> int:
+    """Return how much of the mapping that has an address lies in large pages."""
+    return int(entry_at(address, "AnonHugePages")[0]) << 10
 
 
 def written(num_bytes: int) -> Tensor:
@@ -43,19 +53,6 @@ def needs_gathering() -> None:
     gather_in_large_pages(memory.data_ptr(), memory.nbytes)
     if not large_bytes_at(memory.data_ptr() + SIZE):
         pytest.skip("the system gathers no pages")
-
-
-def flags_at(address: int) -> list[str]:
-    """Return the flags of the mapping that has an address."""
-    is_own = False
-    for line in Path("/proc/self/smaps").read_text().splitlines():
-        first = line.split()[0]
-        if "-" in first and not first.endswith(":"):
-            start, end = (int(number, 16) for number in first.split("-"))
-            is_own = start <= address < end
-        elif is_own and first == "VmFlags:":
-            return line.split()[1:]
-    raise AssertionError(f"no mapping has {address:#x}")
 
 
 def fresh(num_bytes: int) -> Tensor:
