@@ -19,6 +19,7 @@ from edgespec.errors import EdgespecError, offload_errors
 from edgespec.estimate.choice import DraftTrees, with_best_draft
 from edgespec.grow.policies import OpenPolicy
 from edgespec.hub.adapter_names import on_its_base
+from edgespec.machine.device import core_share
 from edgespec.model.causal_model import CausalModel
 from edgespec.pair.adapters import AdapterSpec
 from edgespec.pair.find import find_pair
@@ -332,7 +333,7 @@ class Engine:
             keep_learned(
                 self.pair.target, self.pair.draft, self.trees.worths.values(),
                 None if self.trees.tuner is None else self.trees.tuner.costs.growth,
-                place=growth_place(self.run_config),
+                place=growth_place(self.run_config), share=core_share(self.run_config.device),
             )  # fmt: skip
 
     def __enter__(self) -> Engine:

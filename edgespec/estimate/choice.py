@@ -26,7 +26,7 @@ from edgespec.estimate.speed import (
     place_on,
 )
 from edgespec.hub.names import BUILT_IN_TARGET
-from edgespec.machine.cpu import processor_share
+from edgespec.machine.device import core_share
 from edgespec.pair.choices import DraftChoice
 from edgespec.pair.folder import ModelFolder
 from edgespec.pair.pair import ModelPair
@@ -119,13 +119,13 @@ def with_best_draft(
         return pair.decided(DraftChoice(model=None), "")
     run_config = resolve_run_config(pair.target, pair.max_context, **options)
     hardware, assumptions = hardware_here(run_config.device, pair.target.checkpoint.files)
-    share = processor_share() if hardware.device == "cpu" else 1.0
+    share = core_share(run_config.device)
     hardware = hardware.shared(share)
     target = weights_by_size(pair.target, dtype=run_config.dtype, quant=run_config.quant)
     alone = PairOnHardware(
         weights=PairWeights(target=target, draft=None), hardware=hardware, assumptions=assumptions,
         run_config=run_config, memory=read_memory(run_config.limits, run_config.device), draws=temperature > 0,
-        locked_bytes=locked_bytes_here(assumptions), is_here=True,
+        locked_bytes=locked_bytes_here(assumptions), is_here=True, core_share=share,
     )  # fmt: skip
     alone = _with_texts(alone, trees.settings.plain(), workload)
     found = reckon_drafts(alone, pair.at_hand, trees, temperature=temperature or None, workload=workload, **options)
@@ -200,7 +200,8 @@ def _as_measured(
     profile = _profile_of(pair, draft, trees.options, temperature)
     if profile is None:
         pair = _with_texts(pair, tree, workload)
-        growth = learned_growth(pair.weights.target.model, draft, growth_place(pair.run_config))
+        place = growth_place(pair.run_config)
+        growth = learned_growth(pair.weights.target.model, draft, place, share=pair.core_share)
         return replace(pair, growth=growth), None
     plan = plan_at(profile, temperature)
     pair = _with_texts(pair, tree, workload, pass_shares(profile, plan))

@@ -41,6 +41,7 @@ class PairOnHardware:
     draws: bool = False  # tokens above temperature 0
     locked_bytes: float = math.inf  # that can wait in locked memory beside staging buffers
     is_here: bool = False  # on the machine of this process, which earlier runs have measured
+    core_share: float = 1.0  # of a core's time that other programs leave, as `hardware` has it
     growth: MeanGrowth | None = None  # what a tree of the draft's took in these
 
 

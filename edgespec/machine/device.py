@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from edgespec.errors import EdgespecError
-from edgespec.machine.cpu import chosen_by, read_cpu
+from edgespec.machine.cpu import chosen_by, processor_share, read_cpu
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 AMPERE = (8, 0)  # the first compute capability with flash attention, and with bf16 in its arithmetic
@@ -48,6 +48,11 @@ def most_threads(threads: int | None, device: torch.device) -> int | None:
         return threads if device.type == "cpu" else None
     own = torch.get_num_threads()
     return own if chosen_by(os.environ) else min(read_cpu().usable, own)
+
+
+def core_share(device: torch.device) -> float:
+    """Return the share of a core's time that other programs leave to what computes there; 1 on an accelerator."""
+    return processor_share() if device.type == "cpu" else 1.0
 
 
 def planning_device(name: str) -> torch.device:

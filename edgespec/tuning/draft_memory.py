@@ -2,7 +2,7 @@
 
 How far is one number, the chance of a first child by which Sequoia's best trees of the same sizes yield as many tokens.
 Trees that grew are better than those, so that it is a little high, alike for all drafts. Seconds are those of a mean
-tree, where it grew.
+tree, where it grew, of a processor that no other program shares.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class LearnedRate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeanGrowth:
-    """What growing a mean tree of one text took, and the number of trees that it is known by."""
+    """What growing a mean tree of one text takes while other programs are quiet, and the trees that it is known by."""
 
     nodes: Positive
     layers: Positive
@@ -70,19 +70,25 @@ def learned_rate(target: ModelFolder, draft: ModelFolder) -> LearnedRate | None:
     return _of_enough(_kept(target, draft).rate)
 
 
-def learned_growth(target: ModelFolder, draft: ModelFolder, place: str) -> MeanGrowth | None:
-    """Return what a tree of the draft's took in earlier runs in this place; None where they timed too few."""
-    return _of_enough(_growth_in(_kept(target, draft), place))
+def learned_growth(
+    target: ModelFolder, draft: ModelFolder, place: str, *, share: float = 1.0
+) -> MeanGrowth | None:
+    """Return what a tree of the draft's takes in this place, by earlier runs; None where they timed too few.
+
+    Other programs leave this `share` of a core now.
+    """
+    found = _of_enough(_growth_in(_kept(target, draft), place))
+    return None if found is None else replace(found, seconds=found.seconds / share)
 
 
 def keep_learned(
     target: ModelFolder, draft: ModelFolder, worths: Iterable[DraftWorth], growth: GrowthCosts | None = None,
-    *, place: str = "",
+    *, place: str = "", share: float = 1.0,
 ) -> None:  # fmt: skip
     """Add what a run's trees brought and took to what is kept of the pair; nothing is raised.
 
-    `growth` was learned in this `place`, and takes the place of what was learned in another. The trees of runs that
-    have a few each add up.
+    `growth` was learned in this `place`, and takes the place of what was learned in another. Other programs left this
+    `share` of a core to the run. The trees of runs that have a few each add up.
     """
     seen = [worth.seen for worth in worths if worth.seen.num_trees]
     num_trees = float(sum(one.num_trees for one in seen))
@@ -96,7 +102,7 @@ def keep_learned(
     kept = replace(before, rate=_mean(rate, before.rate))
     if growth is not None and growth.num_trees >= LEAST_TIMED and (seconds := growth.seconds(layers, nodes)) > 0:
         num_timed = min(num_trees, growth.num_trees)
-        took = MeanGrowth(nodes=nodes, layers=layers, seconds=seconds, num_trees=num_timed, place=place)
+        took = MeanGrowth(nodes=nodes, layers=layers, seconds=share * seconds, num_trees=num_timed, place=place)
         kept = replace(kept, growth=_mean(took, _growth_in(before, place)))
     _write(target, draft, kept)
 

@@ -52,7 +52,7 @@ def _machine(monkeypatch: pytest.MonkeyPatch) -> None:
         replace(read_assumptions(), host_disk_bytes_per_s=1e6),
     )
     monkeypatch.setattr(choice, "hardware_here", lambda *_: hardware)
-    monkeypatch.setattr(choice, "processor_share", lambda: 1.0)
+    monkeypatch.setattr(choice, "core_share", lambda _device: 1.0)
 
 
 def learn(
@@ -313,11 +313,23 @@ def test_a_draft_that_pays_on_a_quiet_processor_may_not_pay_beside_other_program
     slow = replace(hardware, float32_flops_per_s=SLOW), assumptions
     monkeypatch.setattr(choice, "hardware_here", lambda *_: slow)
     assert chosen(pair) == "draft"
-    monkeypatch.setattr(choice, "processor_share", lambda: 0.02)
+    monkeypatch.setattr(choice, "core_share", lambda _device: 0.02)
     assert chosen(pair) == "none"
     found = with_best_draft(pair, DraftTrees.held_to(None), temperature=0.0, limits=STREAMED, **OPTIONS)
     assert found.choice is not None
     assert "leave 2 % of a core" in found.choice
+
+
+def test_seconds_of_earlier_runs_take_as_much_longer_beside_other_programs(
+    pair: ModelPair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("draft", "self"):
+        learn(pair, name, tokens_of_100=150)
+    first = chosen(pair)
+    learn(pair, first, tokens_of_100=150, seconds=1e-4)
+    assert chosen(pair) == first
+    monkeypatch.setattr(choice, "core_share", lambda _device: 1e-6)
+    assert chosen(pair) != first
 
 
 def test_without_trees_none_drafts(pair: ModelPair) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import edgespec.engine as engine_module
 from edgespec import Engine, TreeSettings
 from edgespec.grow.sequoia import power_law, sequoia_table
 from edgespec.pair.pair import ModelPair, open_pair
@@ -94,6 +95,15 @@ def test_what_the_first_trees_of_a_process_took_never_counts(pair: ModelPair) ->
     assert learned_growth(pair.target, pair.draft, "here").seconds == pytest.approx(0.5, rel=0.05)
 
 
+def test_seconds_beside_other_programs_are_those_of_a_quiet_processor_and_back(pair: ModelPair) -> None:
+    """A draft whose trees were timed beside others would give way for good once they are quiet."""
+    assert pair.draft is not None
+    keep_learned(pair.target, pair.draft, [of_trees(20, 0.5)], took(2, 2, 0.5), place="here", share=0.2)
+    for share, seconds in ((1.0, 0.1), (0.25, 0.4)):
+        found = learned_growth(pair.target, pair.draft, "here", share=share)
+        assert found.seconds == pytest.approx(seconds, rel=0.05)
+
+
 @pytest.mark.parametrize(
     "content",
     [
@@ -161,7 +171,8 @@ def test_what_is_known_of_a_draft_that_gives_way_ages(pair: ModelPair) -> None:
     assert learned_rate(pair.target, pair.draft) is not None
 
 
-def test_an_engine_keeps_what_its_trees_took(pair: ModelPair) -> None:
+def test_an_engine_keeps_what_its_trees_took(pair: ModelPair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_module, "core_share", lambda _device: 0.5)
     with Engine.from_pair(pair, dtype="float32", context_tokens=64) as engine:
         growth, place = engine.trees.tuner.costs.growth, growth_place(engine.run_config)
         for _ in range(LEAST_TREES):
@@ -169,7 +180,7 @@ def test_an_engine_keeps_what_its_trees_took(pair: ModelPair) -> None:
         engine.trees.worths[engine.tree] = of_trees(100, 1.0)
     assert pair.draft is not None
     found = learned_growth(pair.target, pair.draft, place)
-    assert found.seconds == pytest.approx(growth.seconds(found.layers, found.nodes))
+    assert found.seconds == pytest.approx(growth.seconds(found.layers, found.nodes) / 2)
     others = [replace(engine.run_config, threads=17), replace(engine.run_config, dtype=torch.bfloat16)]
     assert all(learned_growth(pair.target, pair.draft, growth_place(other)) is None for other in others)
 
