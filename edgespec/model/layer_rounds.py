@@ -44,13 +44,7 @@ class LayerRounds:
 
         What a call raises, or `on_round`, or an interrupt, ends all of them: no thread is left.
         """
-        under_way = self.begin(calls, device=device, on_round=on_round)
-        try:
-            while under_way.go_on():
-                pass
-        finally:
-            under_way.leave()
-        return under_way.results
+        return self.begin(calls, device=device, on_round=on_round).finish()
 
     def begin(
         self,
@@ -58,22 +52,30 @@ class LayerRounds:
         *,
         device: torch.device,
         on_round: Callable[[int], None] = lambda number: None,
+        on_turn: Callable[[], None] = lambda: None,
         at_once: int = 1,
         num_threads: int | None = None,
     ) -> "CallsUnderWay[Result]":
         """Return the calls, none of which has begun: their rounds pass as far as somebody lets them.
 
-        So many of them have the turn `at_once`; each computes with `num_threads` of torch's, by default all.
+        So many of them have the turn `at_once`, and `on_turn` is called after it; each computes with `num_threads` of
+        torch's, by default all.
         """
         turns = [_Turns(call, self._of_thread, device, num_threads) for call in calls]
-        return CallsUnderWay(turns, on_round, at_once)
+        return CallsUnderWay(turns, on_round, on_turn, at_once)
 
 
 class CallsUnderWay(Generic[Result]):
     """Calls that go on by a layer of one of them, or of a few, at a time."""
 
-    def __init__(self, turns: Sequence["_Turns[Result]"], on_round: Callable[[int], None], at_once: int) -> None:
-        self._everyone, self._on_round, self._at_once = turns, on_round, at_once
+    def __init__(
+        self,
+        turns: Sequence["_Turns[Result]"],
+        on_round: Callable[[int], None],
+        on_turn: Callable[[], None],
+        at_once: int,
+    ) -> None:
+        self._everyone, self._on_round, self._on_turn, self._at_once = turns, on_round, on_turn, at_once
         self._round = deque(turns)  # who has the turn next, in this round
         self._num_rounds = 0
 
@@ -94,7 +96,17 @@ class CallsUnderWay(Generic[Result]):
                 turns.take_back()
         finally:
             torch.set_num_threads(num_threads)  # theirs would be that of all threads to come
+        self._on_turn()
         return True
+
+    def finish(self) -> list[Result]:
+        """Let all calls go on to their ends, and return what they returned; what is raised ends all of them."""
+        try:
+            while self.go_on():
+                pass
+        finally:
+            self.leave()
+        return self.results
 
     def leave(self) -> None:
         """End the calls where they are; no thread is left."""

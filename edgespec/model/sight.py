@@ -123,7 +123,7 @@ class Sight:
         self._awaited.clear()  # of texts that have left since
         self._await(prompts)
         seeing = [prompt for prompt in prompts if prompt.image_rows]
-        unknown = [prompt for prompt in seeing if not all(key in self._kept for key in self._keys(prompt))]
+        unknown = [prompt for prompt in seeing if not self._knows(prompt)]
         if unknown and not self._fails_ahead:
             try:
                 self._ahead = self._begin_ahead(_of_one_run(unknown))
@@ -136,7 +136,7 @@ class Sight:
         if ahead is None:
             return False
         try:
-            if self._goes_on(ahead.under_way):
+            if ahead.under_way.go_on():
                 return True
             self._fails_ahead = not self._keep(ahead.calls, ahead.under_way.results)
             self._await(ahead.prompts)
@@ -204,18 +204,20 @@ class Sight:
         alone = keys_of_calls(prompt, together=self._asks_together)
         return together if together[0] in self._kept else alone
 
+    def _knows(self, prompt: PicturePrompt) -> bool:
+        """Return whether what the tower says of all pictures of a prompt is kept."""
+        return all(key in self._kept for key in self._keys(prompt))
+
     def _look(self, prompts: Sequence[PicturePrompt]) -> None:
         """Let the pictures that are not known pass the tower: block by block, each by itself."""
-        calls = self._new_calls(prompts)
-        if calls and self._ahead is not None:
-            while self.go_on():  # they may be among these, and the tower is theirs until they are through
+        if not all(map(self._knows, prompts)):
+            while self.go_on():  # they may be among those ahead, and the tower is theirs until they are through
                 pass
-            calls = self._new_calls(prompts)
         self._fails_ahead = False
-        if calls:
+        if calls := self._new_calls(prompts):
             asked, tower = self._asked(calls, prompts[0])
             with torch.no_grad(), tower.loaded():
-                said = self._all_said(calls, asked) if len(asked) > 1 else [asked[0]()]
+                said = self._rounds_of(calls, asked).finish() if len(asked) > 1 else [asked[0]()]
             if not self._keep(calls, said):
                 self._look(prompts)
                 return
@@ -225,7 +227,7 @@ class Sight:
         """Return what the tower is to be asked of prompts' pictures that are not known."""
         calls: dict[Digests, TowerCall] = {}
         for prompt in prompts:
-            if not all(key in self._kept for key in self._keys(prompt)):
+            if not self._knows(prompt):
                 for call in self._calls(prompt):
                     calls.setdefault(call.key, call)
         return {key: call for key, call in calls.items() if key not in self._kept}
@@ -238,15 +240,6 @@ class Sight:
         outer: Any = model.base_model
         return [partial(outer.get_image_features, **call.arguments) for call in calls.values()], tower
 
-    def _all_said(self, calls: Mapping[Digests, TowerCall], asked: Sequence[Callable[[], Any]]) -> list[Any]:
-        under_way = self._rounds_of(calls, asked)
-        try:
-            while self._goes_on(under_way):
-                pass
-        finally:
-            under_way.leave()
-        return under_way.results
-
     def _rounds_of(self, calls: Mapping[Digests, TowerCall], asked: Sequence[Callable[[], Any]]) -> CallsUnderWay[Any]:
         """Return the rounds in which pictures pass the tower: on a processor several at once, which share its threads.
 
@@ -257,13 +250,10 @@ class Sight:
             return self._rounds.begin(asked, device=device)
         size = max(map(num_pixels, calls.values())) // _pixels_of_row(self._causal.model.config)
         at_once = max(1, min(len(asked), torch.get_num_threads(), PICTURE_ROWS // max(1, size)))
-        return self._rounds.begin(asked, device=device, at_once=at_once, num_threads=torch.get_num_threads() // at_once)
-
-    def _goes_on(self, under_way: CallsUnderWay[Any]) -> bool:
-        goes_on = under_way.go_on()
-        if self._causal.device.type == "cpu":
-            give_back_heap()  # each picture's thread has a heap of its own
-        return goes_on
+        num_threads = torch.get_num_threads() // at_once
+        return self._rounds.begin(
+            asked, device=device, on_turn=give_back_heap, at_once=at_once, num_threads=num_threads
+        )  # each picture's thread has a heap of its own
 
     def _keep(self, calls: Mapping[Digests, TowerCall], said: Sequence[Any]) -> bool:
         """Keep what the tower said; False where it says something else of pictures alone than of all of a prompt."""

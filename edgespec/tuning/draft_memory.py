@@ -70,9 +70,7 @@ def learned_rate(target: ModelFolder, draft: ModelFolder) -> LearnedRate | None:
     return _of_enough(_kept(target, draft).rate)
 
 
-def learned_growth(
-    target: ModelFolder, draft: ModelFolder, place: str, *, share: float = 1.0
-) -> MeanGrowth | None:
+def learned_growth(target: ModelFolder, draft: ModelFolder, place: str, *, share: float = 1.0) -> MeanGrowth | None:
     """Return what a tree of the draft's takes in this place, by earlier runs; None where they timed too few.
 
     Other programs leave this `share` of a core now.
