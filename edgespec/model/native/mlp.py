@@ -139,7 +139,7 @@ def _width(shared: Mapping[str, nn.Module]) -> int:
 def _routing(router: nn.Module) -> tuple[RouterScores, int, dict[str, Tensor]] | None:
     """Return how a router chooses, how many experts a row has, and its weights; None where a sample says otherwise."""
     weight, bias = router._parameters.get("weight"), router._parameters.get("bias")
-    if weight is None or weight.dtype not in {torch.bfloat16, torch.float32}:
+    if weight is None or weight.dtype not in {torch.bfloat16, torch.float32} or _limits_groups(router):
         return None
     corrections = [own for name, own in _numbers(router) if name not in ("weight", "bias")]
     if len(corrections) > 1 or any(own.numel() != weight.shape[0] for own in corrections):
@@ -166,6 +166,12 @@ def _routing(router: nn.Module) -> tuple[RouterScores, int, dict[str, Tensor]] |
         if is_of_largest and error < least_error:  # of many experts, several ways give alike shares
             least_error, known = error, routing
     return None if known is None else (known, chosen.shape[-1], parts)
+
+
+def _limits_groups(router: nn.Module) -> bool:
+    """Return whether a row's experts are of some groups alone, which a sample need not show."""
+    num_groups = getattr(router, "num_group", None) or 1
+    return num_groups > (getattr(router, "topk_group", None) or num_groups)
 
 
 def _numbers(router: nn.Module) -> Iterator[tuple[str, Tensor]]:

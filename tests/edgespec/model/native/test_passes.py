@@ -539,6 +539,16 @@ def test_layers_of_other_parts_are_read_as_before(tokens: Tensor) -> None:
     assert not trial.is_read_natively(config)
 
 
+@pytest.mark.parametrize(("num_groups", "groups_used"), [(1, 1), (2, 1), (5, 4)])
+def test_a_router_that_chooses_among_groups_is_read_by_torch(num_groups: int, groups_used: int) -> None:
+    """Where most groups are used, few rows have other experts than the largest: the sample's have none."""
+    groups = {"n_group": num_groups, "topk_group": groups_used}
+    config = transformers.Glm4MoeConfig(**{**SIZES, "head_dim": 32}, **{**ROUTED, **groups}, n_shared_experts=2)
+    model = CausalModel(make_model(config), device=CPU)
+    model.use_native_passes()
+    assert model.is_native == (num_groups == groups_used)
+
+
 @pytest.fixture
 def tried_anew() -> Iterator[None]:
     """Trials whose text is written, and judged, again."""
