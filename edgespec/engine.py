@@ -68,6 +68,7 @@ class Engine:
         self.planned, self.profile = setup.placement, setup.profile
         self.device = self.run_config.device  # where trees grow and logits come out
         self.max_context = self.run_config.context_tokens  # tokens of the longest text that memory is planned for
+        self._core_share = core_share(self.device)  # as drafts are compared by it: later on own threads wait, too
         self.trees = Trees(setup)
         threads = make_tuner(self.run_config.threads, self.device)
         with offload_errors():
@@ -333,7 +334,7 @@ class Engine:
             keep_learned(
                 self.pair.target, self.pair.draft, self.trees.worths.values(),
                 None if self.trees.tuner is None else self.trees.tuner.costs.growth,
-                place=growth_place(self.run_config), share=core_share(self.run_config.device),
+                place=growth_place(self.run_config), share=self._core_share,
             )  # fmt: skip
 
     def __enter__(self) -> Engine:

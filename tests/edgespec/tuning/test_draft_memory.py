@@ -172,8 +172,10 @@ def test_what_is_known_of_a_draft_that_gives_way_ages(pair: ModelPair) -> None:
 
 
 def test_an_engine_keeps_what_its_trees_took(pair: ModelPair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own threads share cores while it runs, which is no other program's part."""
     monkeypatch.setattr(engine_module, "core_share", lambda _device: 0.5)
     with Engine.from_pair(pair, dtype="float32", context_tokens=64) as engine:
+        monkeypatch.setattr(engine_module, "core_share", lambda _device: 0.1)
         growth, place = engine.trees.tuner.costs.growth, growth_place(engine.run_config)
         for _ in range(LEAST_TREES):
             growth.observe(2, 2, 0.25)
