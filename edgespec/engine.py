@@ -78,7 +78,7 @@ class Engine:
             )  # fmt: skip
         self.draft_check = check_draft(self.pair, self._loaded) if draft_check else None
         self.trees.try_draft(self._loaded)
-        self._texts = Scheduler(self.pair, self.trees, self._loaded, max_texts=self.run_config.num_texts,
+        self._texts = Scheduler(self.pair, self.trees, self._loaded, num_texts=self.run_config.num_texts,
                                 max_tokens=self.run_config.all_tokens, threads=threads)  # fmt: skip
         self.hear_passes = self._texts.hear_passes
         self.placement = self._loaded.placement  # as planned, but for layers for which no memory could be locked
@@ -289,7 +289,7 @@ class Engine:
     @property
     def num_texts(self) -> int:
         """The most texts that may run at a time: fewer than planned after memory has run out."""
-        return self._texts.max_texts
+        return self._texts.num_texts
 
     @property
     def target_model(self) -> CausalModel:

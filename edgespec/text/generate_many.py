@@ -28,7 +28,7 @@ def finish_many(
     try:
         while True:
             if texts.num_cancels == num_cancels:
-                for number, request in islice(numbered, max(0, 2 * texts.max_texts - len(numbers))):
+                for number, request in islice(numbered, max(0, 2 * texts.num_texts - len(numbers))):
                     numbers[texts.submit(request, keeps=False)] = number
             if not numbers:
                 return

@@ -47,14 +47,14 @@ class Scheduler:
         trees: Trees,
         loaded: LoadedModels,
         *,
-        max_texts: int,
+        num_texts: int,
         max_tokens: int,
         threads: ThreadTuner | None,
     ) -> None:
-        """Have at most `max_texts` texts under way, of at most `max_tokens` together; one is always let in."""
-        self.max_texts, self._max_tokens, self._step_lock = max_texts, max_tokens, StepLock()
+        """Have at most `num_texts` texts under way, of at most `max_tokens` together; one is always let in."""
+        self.num_texts, self._max_tokens, self._step_lock = num_texts, max_tokens, StepLock()
         self.prefix_cache = PrefixCache(self._step_lock.between_steps)
-        self.prefix_cache.most_bytes = most_kept_bytes(loaded.placement, num_texts=max_texts)
+        self.prefix_cache.most_bytes = most_kept_bytes(loaded.placement, num_texts=num_texts)
         self._pair, self._trees, self._loaded, self._threads = pair, trees, loaded, threads
         self.num_cancels, self._process = 0, os.getpid()
         self._is_closed = False
@@ -197,8 +197,8 @@ class Scheduler:
         kind = batch_of(self._trees.settings)
         if not self._under_way and type(self._batch) is not kind:
             self._batch = kind(self._parts)
-        first = self._waiting.first() if len(self._under_way) < self.max_texts else []
-        self._look(first[: self.max_texts - len(self._under_way)])
+        first = self._waiting.first() if len(self._under_way) < self.num_texts else []
+        self._look(first[: self.num_texts - len(self._under_way)])
         for handle in sorted(
             first, key=lambda text: not (text.reuse and self.prefix_cache.has(text.keys, text.request.adapters))
         ):
@@ -230,7 +230,7 @@ class Scheduler:
     def _look_ahead(self) -> None:
         """Let pictures of the texts that begin next pass the tower where this pass waits for weights."""
         sight = self._loaded.sight
-        if sight is not None and sight.looks_ahead and (seeing := _unseen(self._waiting.first()[: self.max_texts])):
+        if sight is not None and sight.looks_ahead and (seeing := _unseen(self._waiting.first()[: self.num_texts])):
             sight.look_ahead(seeing)
 
     def _budget(self, *more: TextHandle) -> CacheBudget:
@@ -239,7 +239,7 @@ class Scheduler:
         tokens = sum(len(text.request.ids) + len(text.added) + NEXT_ROWS for text in texts)
         left = self._max_tokens - tokens if texts else self._max_tokens
         return CacheBudget(
-            num_texts=self.max_texts - len(texts), num_tokens=left, allows_more=self.prefix_cache.allows_more
+            num_texts=self.num_texts - len(texts), num_tokens=left, allows_more=self.prefix_cache.allows_more
         )
 
     def _has_room(self, handle: TextHandle) -> bool:
@@ -248,7 +248,7 @@ class Scheduler:
         tokens = sum(text.num_tokens for text in (*self._under_way, handle))
         # Lossy trees, which have a loop of their own, wait for the texts of others, and others for theirs.
         is_of_loop = type(self._batch) is batch_of(self._trees.settings)
-        return is_of_loop and len(self._under_way) < self.max_texts and tokens <= self._max_tokens
+        return is_of_loop and len(self._under_way) < self.num_texts and tokens <= self._max_tokens
 
     def _enter(self, handle: TextHandle, reader: TextHandle | None = None) -> None:
         """Let a text go on after the tokens that it has; whatever that raises ends this text alone."""
@@ -305,7 +305,7 @@ class Scheduler:
 
     def _put_off(self, handle: TextHandle) -> None:
         """Let a text wait until fewer are under way, because memory ran out."""
-        self.max_texts = len(self._under_way) - 1
+        self.num_texts = len(self._under_way) - 1
         if handle.sequence is not None:
             self._batch.leave(handle.sequence)
         handle.caches, handle.state = None, "waiting"

@@ -47,7 +47,7 @@ def requests_of(engine: Engine, *, count: int = NUM_TEXTS) -> list[TextRequest]:
 
 
 def tokens_of(engine: Engine, requests: list[TextRequest], *, most: int, order: list[int]) -> list[tuple[int, ...]]:
-    engine._texts.max_texts = most
+    engine._texts.num_texts = most
     found: dict[int, tuple[int, ...]] = {}
     for place, result in engine.generate_many([requests[number] for number in order]):
         assert not isinstance(result, Exception)
