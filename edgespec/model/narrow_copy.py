@@ -39,11 +39,20 @@ NARROW = {
     "num_local_experts": 4,
     "n_routed_experts": 4,
     "num_experts_per_tok": 2,
-    "n_group": 1,
-    "topk_group": 1,
+    "first_k_dense_replace": 1,  # so that the first layer's MLP is dense, and the second's a mixture
+    "num_dense_layers": 1,
+    "decoder_sparse_step": 2,
+    "mlp_only_layers": 0,
+    # Limits that numbers of a narrow copy reach
+    "attn_logit_softcapping": 2.0,
+    "clip_qkv": 1.0,
+    "swiglu_limit": 1.0,
     **{name: size for record in MECHANISMS for name, size in record.small_sizes.items()},
 }
 
+SMALL_LENGTH = 24  # to which positions rotate otherwise than behind it: within the trials' longer text
+MOST_VALUES = 4  # of numbers that layers have each their own of, in which layers are of few kinds
+CORRECTION = 0.2  # of buffers that begin as zeros, as of a router's scores
 UNTOUCHED = 0.1  # value of parameters that the family's own initialisation leaves out
 
 
@@ -91,7 +100,8 @@ def narrow_copy(config: PretrainedConfig) -> PretrainedConfig:
         changes |= {"num_layers_per_stack": 1, "num_hidden_layers": text.H_cycles * (text.L_cycles + 1)}
     for record in MECHANISMS:
         changes |= record.narrow(text, HEADS * head_dim)
-    changes |= _width_changes(text, HEADS * head_dim)
+    changes |= _width_changes(text, HEADS * head_dim) | _groups(text)
+    _shorten(text)
     for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
         if getattr(text, name, None) is not None:
             changes[name] = 0
@@ -125,6 +135,24 @@ def _narrow_stacks(small: Any) -> PretrainedConfig:
     return narrow
 
 
+def _groups(text: Any) -> dict[str, int]:
+    """Return two groups of experts, or one, of which a row's experts are of as few as the family's may be."""
+    num_groups = getattr(text, "n_group", None) or 1
+    is_limited = (getattr(text, "topk_group", None) or num_groups) < num_groups
+    names = [name for name in ("n_group", "topk_group") if getattr(text, name, None)]
+    return {name: 2 if is_limited and name == "n_group" else 1 for name in names}
+
+
+def _shorten(text: Any) -> None:
+    """Let the trials' texts reach positions that a family treats otherwise than the first ones."""
+    name, rope = "original_max_position_embeddings", getattr(text, "rope_parameters", None) or {}
+    for kind in (rope, *(kind for kind in rope.values() if isinstance(kind, dict))):
+        if kind.get(name):
+            kind[name] = SMALL_LENGTH
+    if vars(text).get(name):
+        setattr(text, name, SMALL_LENGTH)
+
+
 def _narrowed(values: dict[str, Any], num_heads: int) -> dict[str, Any]:
     """Return the values of a configuration or of a layer, with small numbers in place of those that are set."""
     num_heads = values.get("num_attention_heads") or num_heads
@@ -146,9 +174,12 @@ def _one_layer_of_each_kind(text: Any) -> list[int]:
         return [0, first, first + 1, last]
     kinds = getattr(text, "layer_types", None) or [None] * text.num_hidden_layers
     overrides, sources = layer_overrides(text), key_sources(text)
+    of_layers = [value for value in vars(text).values() if isinstance(value, list) and len(value) == len(kinds)]
+    of_kinds = [values for values in of_layers if len({str(value) for value in values}) <= MOST_VALUES]
     firsts: dict[str, int] = {}
     for layer, kind in enumerate(kinds):
-        facts = (kind, overrides.get(layer), *(record.layer_facts(text, layer) for record in MECHANISMS))
+        stated = (kind, overrides.get(layer), *(values[layer] for values in of_kinds))
+        facts = (*stated, *(record.layer_facts(text, layer) for record in MECHANISMS))
         firsts.setdefault(str(facts), layer)
     kept = {*firsts.values(), *range(min(2, len(kinds)))} if len(firsts) == 1 else {*firsts.values()}
     lending = {sources[layer] for layer in kept} if getattr(text, "kv_source_layers", None) else set()
@@ -187,4 +218,9 @@ def random_model(config: PretrainedConfig, device: torch.device, *, with_towers:
             parameter.normal_(std=UNTOUCHED)  # equal numbers would hide what they do
         elif parameter.dim() > 1:
             parameter.mul_(4)  # so that attention looks somewhere, and a wrong place shows
+        else:  # ones and zeros would hide what they do, too
+            parameter.add_(UNTOUCHED * torch.randn(parameter.shape).to(parameter))
+    for buffer in model.buffers():
+        if buffer.is_floating_point() and buffer.ndim == 1 and not buffer.any():
+            buffer.add_(CORRECTION * torch.randn(buffer.shape).to(buffer))
     return model

@@ -21,6 +21,7 @@ FUSED_LINEAR = {"query": "qkv_proj", "gate": "gate_up_proj"}
 OF_EXPERTS = {"gate": "gate_up_proj", "down": "down_proj"}
 SHARED, SHARED_GATE = {"shared_expert", "shared_experts", "shared_mlp"}, "shared_expert_gate"
 EXPERTS_DIMENSIONS = 3  # of weights that are not packed
+FAR, ROUNDING = 40.0, 1e-4  # numbers that activations are tried on, beyond limits that families set; of gates' results
 SAMPLE_ROWS, NEAR = 16, 0.02  # of a router's: shares in bf16
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": silu, "gelu": lambda rows: gelu(rows, approximate="tanh")}
 
@@ -192,15 +193,15 @@ def _gate(experts: Any) -> Gate | None:
     """Return what experts make of gates and ups, by their values on a sample."""
     if not getattr(experts, "has_gate", False):
         return None
-    sample = 9 * torch.linspace(-9, 9, 3 * 2 * COLUMNS).sin().view(3, -1)
+    sample = FAR * torch.linspace(-9, 9, 3 * 2 * COLUMNS).sin().pow(3).view(3, -1)
     found = experts._apply_gate(sample)
     gate, up = sample.chunk(2, -1)
     for name, function in ACTIVATIONS.items():
-        if torch.allclose(found, function(gate) * up, atol=NEAR):
+        if torch.allclose(found, function(gate) * up, atol=ROUNDING):
             return Gate(activation=name)
     limit, slope = (float(getattr(experts, name, 0.0)) for name in ("limit", "alpha"))
     gate, up = sample[:, ::2].clamp(max=limit), sample[:, 1::2].clamp(-limit, limit)
-    is_of_pairs = torch.allclose(found, (up + 1) * gate * torch.sigmoid(gate * slope), atol=NEAR)
+    is_of_pairs = torch.allclose(found, (up + 1) * gate * torch.sigmoid(gate * slope), atol=ROUNDING)
     return Gate(in_pairs=True, slope=slope, limit=limit) if is_of_pairs else None
 
 
@@ -217,7 +218,7 @@ def _of_experts(experts: Any, attribute: str) -> NativeWeight | None:
 
 def _activation(function: Any) -> str | None:
     """Return the name of an activation, which is known by its values."""
-    sample = torch.linspace(-4, 4, 33)
+    sample = FAR * torch.linspace(-1, 1, 321)
     found = None if function is None else function(sample)
     return next(
         (name for name, own in ACTIVATIONS.items() if found is not None and torch.allclose(own(sample), found)), None

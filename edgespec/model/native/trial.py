@@ -10,7 +10,7 @@ import functools
 from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PretrainedConfig
 
 from edgespec.model.causal_model import CausalModel
@@ -25,7 +25,6 @@ FEW = 5  # rows of a loaded model
 NEAR = {torch.float32: 2e-3, torch.bfloat16: 0.05}  # of norms of what a head's own weights make
 # Of what all layers make: those of published models differ by 1e-3 and 0.04 at most, which rounding does
 NEAR_THROUGH_ALL = {torch.float32: 0.02, torch.bfloat16: 0.2}
-CORRECTION = 0.2  # of a router's scores
 PROMPT, OTHER_PROMPT = 41, 14  # tokens
 PARENTS = (-1, 0, 0, 1, 1, 2, 4, 4)
 
@@ -44,7 +43,6 @@ def is_read_natively(config: PretrainedConfig) -> bool:
 @torch.no_grad()
 def _is_right(trial: Trial) -> bool:
     model, tokens = random_model_and_text(trial)
-    _vary_corrections(model)
     usual = CausalModel(copy.deepcopy(model), device=trial.device)
     native = CausalModel(model, device=trial.device)
     native.use_native_passes()
@@ -85,14 +83,6 @@ def _states_of_weights(causal: CausalModel, ids: Tensor, features: Tensor | None
         tree = replace(_tree_rows(cache, nodes), previous=features[FEW:])
         read += causal.read([tree])
     return [rows.float() for rows in read]
-
-
-def _vary_corrections(model: nn.Module) -> None:
-    """Give a mixture's routers random corrections, which begin as zeros: what they do would not show."""
-    generator = torch.Generator().manual_seed(0)
-    for buffer in model.buffers():
-        if buffer.is_floating_point() and buffer.ndim == 1 and not buffer.any():
-            buffer.normal_(std=CORRECTION, generator=generator)
 
 
 def _states(causal: CausalModel, tokens: Tensor) -> list[Tensor]:

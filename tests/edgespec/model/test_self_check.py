@@ -20,7 +20,7 @@ from edgespec.model.mechanisms.state_cache import StateCache, StateRows
 from edgespec.model.mechanisms.windows import WHOLE, AttentionWindow, QueryGrowth
 from edgespec.model.narrow_copy import narrow_copy, random_model
 from edgespec.model.pass_rows import SeenKeys, Span
-from edgespec.model.self_check import _failure, check_tree_reading
+from edgespec.model.self_check import OTHER_TOKENS, TEXT_TOKENS, _failure, check_tree_reading
 from tests.conftest import EAGER_ONLY, FAMILIES, GROUPED, RECURRENT
 from tests.edgespec.placement.test_place import small_deepseek
 from tests.support.tiny_configs import tiny_config
@@ -177,6 +177,30 @@ def test_the_copy_is_narrow_and_keeps_one_layer_of_each_kind() -> None:
     assert (recurrent.linear_num_key_heads, recurrent.linear_num_value_heads) == (2, 4)
     mamba = narrow_copy(transformers.BambaConfig())
     assert mamba.mamba_n_heads * mamba.mamba_d_head == mamba.mamba_expand * mamba.hidden_size
+
+
+def test_the_copy_has_each_kind_of_layer_and_reaches_what_the_family_limits() -> None:
+    routed = transformers.Glm4MoeConfig(num_hidden_layers=8, first_k_dense_replace=3, n_group=5, topk_group=4)
+    model: Any = random_model(narrow_copy(routed), CPU)
+    assert [hasattr(layer.mlp, "experts") for layer in model.model.layers] == [False, True]
+    router = model.model.layers[1].mlp.gate
+    assert (router.num_group, router.topk_group) == (2, 1)
+    assert router.e_score_correction_bias.unique().numel() > 1
+    assert model.model.norm.weight.unique().numel() > 1
+    dense = {"num_hidden_layers": 6, "mlp_only_layers": [0, 1], "decoder_sparse_step": 3}
+    sparse: Any = random_model(narrow_copy(transformers.Qwen3MoeConfig(**dense)), CPU)
+    assert [hasattr(layer.mlp, "experts") for layer in sparse.model.layers] == [False, True]
+    assert narrow_copy(transformers.SmolLM3Config(num_hidden_layers=8)).no_rope_layers == [1, 0]
+    scaled = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 4096}
+    narrow = narrow_copy(transformers.LlamaConfig(rope_parameters=scaled))
+    assert OTHER_TOKENS < narrow.rope_parameters["original_max_position_embeddings"] < TEXT_TOKENS
+    assert scaled["original_max_position_embeddings"] == 4096
+
+
+def test_numbers_that_a_mask_carries_are_noticed() -> None:
+    """Doge's begin as the same one for all keys, which changes nothing."""
+    with pytest.raises(EdgespecError, match="are off by"):
+        check_tree_reading(transformers.DogeConfig(**GROUPED, head_dim=8), device=CPU)
 
 
 @pytest.mark.parametrize("width", [2048, 4096])

@@ -549,6 +549,39 @@ def test_a_router_that_chooses_among_groups_is_read_by_torch(num_groups: int, gr
     assert model.is_native == (num_groups == groups_used)
 
 
+UNREAD: dict[str, tuple[Callable[..., PretrainedConfig], dict[str, Any], dict[str, Any]]] = {
+    "layers that rotate nothing": (
+        transformers.SmolLM3Config, {"no_rope_layers": [1, 1, 1]}, {"no_rope_layers": [1, 1, 0]},
+    ),
+    "queries that grow behind a position": (
+        transformers.Ministral3Config,
+        {"rope_parameters": {**YARN, "original_max_position_embeddings": 256, "llama_4_scaling_beta": 0.0}},
+        {"rope_parameters": {**YARN, "original_max_position_embeddings": 256, "llama_4_scaling_beta": 0.1}},
+    ),
+    "a cap that is stated, and not used": (transformers.Gemma3TextConfig, {}, {"attn_logit_softcapping": 30.0}),
+    "another gate": (
+        transformers.MixtralConfig, {"num_local_experts": 4, "hidden_act": "gelu_new"}, {"hidden_act": "gelu"},
+    ),
+    "a limit": (
+        transformers.MixtralConfig, {"num_local_experts": 4, "hidden_act": "gelu_new"}, {"hidden_act": "gelu_10"},
+    ),
+    "mixtures that choose among groups": (
+        transformers.Dots1Config,
+        {**ROUTED, "first_k_dense_replace": 2, "n_shared_experts": 1},
+        {"n_group": 5, "topk_group": 4},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("is_unread", [False, True])
+@pytest.mark.parametrize("setting", UNREAD)
+def test_a_setting_of_which_no_text_knows_shows_in_the_narrow_copy(setting: str, is_unread: bool) -> None:
+    """It lies in later layers, behind more positions than a trial's text has, or beyond numbers of a small model."""
+    family, stated, unread = UNREAD[setting]
+    config = family(**{**SIZES, "pad_token_id": 0, **stated, **(unread if is_unread else {})})
+    assert trial.is_read_natively(config) != is_unread
+
+
 @pytest.fixture
 def tried_anew() -> Iterator[None]:
     """Trials whose text is written, and judged, again."""
