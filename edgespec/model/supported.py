@@ -28,6 +28,7 @@ _REFUSED = {
 _PLAINLY = {
     "bloom": _PLACES,
     "blt": "reads bytes in patches of unequal length, and the whole text in each pass",
+    "doge": "adds to scores what its layers make of values, in a mask of their own",
     "dory": "passes some of its layers several times, each with keys of their own",
     "gpt_neo": "cuts the window of its local layers by places in the cache",
     "hrm_text": "passes its two stacks of layers in turn, several times, each with keys of their own",
