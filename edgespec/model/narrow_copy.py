@@ -38,10 +38,6 @@ NARROW = {
     "num_experts": 4,
     "num_local_experts": 4,
     "n_routed_experts": 4,
-    "num_experts_per_tok": 2,
-    "first_k_dense_replace": 1,  # so that the first layer's MLP is dense, and the second's a mixture
-    "num_dense_layers": 1,
-    "decoder_sparse_step": 2,
     "mlp_only_layers": 0,
     # Limits that numbers of a narrow copy reach
     "attn_logit_softcapping": 2.0,
@@ -49,7 +45,12 @@ NARROW = {
     "swiglu_limit": 1.0,
     **{name: size for record in MECHANISMS for name, size in record.small_sizes.items()},
 }
-
+AT_MOST = {
+    "num_experts_per_tok": 2,
+    "first_k_dense_replace": 1,  # so that the first layer's MLP is dense, and the second's a mixture
+    "num_dense_layers": 1,
+    "decoder_sparse_step": 2,
+}
 SMALL_LENGTH = 24  # to which positions rotate otherwise than behind it: within the trials' longer text
 MOST_VALUES = 4  # of numbers that layers have each their own of, in which layers are of few kinds
 CORRECTION = 0.2  # of buffers that begin as zeros, as of a router's scores
@@ -92,7 +93,7 @@ def narrow_copy(config: PretrainedConfig) -> PretrainedConfig:
     # Pure Mamba models have `num_heads`, or neither; their width is reduced to that of HEADS heads, too.
     heads = getattr(text, "num_attention_heads", None) or getattr(text, "num_heads", None)
     head_dim = getattr(text, "head_dim", None) or (text.hidden_size // heads if heads else HEAD_DIM)
-    names = (*NARROW, *HEAD_NAMES, "num_key_value_heads")
+    names = (*NARROW, *AT_MOST, *HEAD_NAMES, "num_key_value_heads")
     changes = _narrowed({name: getattr(text, name, None) for name in names}, heads or 1)
     if getattr(text, "n_recurrent_layers", None):
         changes |= {"n_input_layers": 1, "n_recurrent_layers": 2, "n_output_layers": 1}
@@ -156,7 +157,8 @@ def _shorten(text: Any) -> None:
 def _narrowed(values: dict[str, Any], num_heads: int) -> dict[str, Any]:
     """Return the values of a configuration or of a layer, with small numbers in place of those that are set."""
     num_heads = values.get("num_attention_heads") or num_heads
-    small = dict.fromkeys(HEAD_NAMES, HEADS) | NARROW
+    small = dict.fromkeys(HEAD_NAMES, HEADS) | NARROW | AT_MOST
+    small |= {name: min(most, value) for name, most in AT_MOST.items() if isinstance(value := values.get(name), int)}
     small["num_key_value_heads"] = HEADS // 2 if (values.get("num_key_value_heads") or 0) < num_heads else HEADS
     return {
         name: [small[name]] * len(value) if name in small and isinstance(value, list) else small.get(name, value)

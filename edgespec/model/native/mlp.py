@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -22,7 +23,7 @@ OF_EXPERTS = {"gate": "gate_up_proj", "down": "down_proj"}
 SHARED, SHARED_GATE = {"shared_expert", "shared_experts", "shared_mlp"}, "shared_expert_gate"
 EXPERTS_DIMENSIONS = 3  # of weights that are not packed
 FAR, ROUNDING = 40.0, 1e-4  # numbers that activations are tried on, beyond limits that families set; of gates' results
-SAMPLE_ROWS, NEAR = 16, 0.02  # of a router's: shares in bf16
+SAMPLE_ROWS, NEAR = 128, 0.02  # of a router's: shares in bf16
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": silu, "gelu": lambda rows: gelu(rows, approximate="tanh")}
 
 
@@ -145,7 +146,7 @@ def _routing(router: nn.Module) -> tuple[RouterScores, int, dict[str, Tensor]] |
     corrections = [own for name, own in _numbers(router) if name not in ("weight", "bias")]
     if len(corrections) > 1 or any(own.numel() != weight.shape[0] for own in corrections):
         return None
-    sample = torch.linspace(-1, 1, SAMPLE_ROWS * weight.shape[1]).sin().view(SAMPLE_ROWS, -1).to(weight.dtype)
+    sample = _sample(weight.shape[1]).to(weight.dtype)
     _, shares, chosen = router(sample)  # [n, k]
     parts = {"router": weight.detach().contiguous()}
     logits = linear(sample, weight, bias).float()
@@ -167,6 +168,13 @@ def _routing(router: nn.Module) -> tuple[RouterScores, int, dict[str, Tensor]] |
         if is_of_largest and error < least_error:  # of many experts, several ways give alike shares
             least_error, known = error, routing
     return None if known is None else (known, chosen.shape[-1], parts)
+
+
+@functools.cache
+def _sample(columns: int) -> Tensor:
+    """Return rows of several lengths, in which no expert is alike to another."""
+    rows = torch.randn(SAMPLE_ROWS, columns, generator=torch.Generator().manual_seed(0))
+    return rows * torch.logspace(-1, 0.5, SAMPLE_ROWS)[:, None]
 
 
 def _limits_groups(router: nn.Module) -> bool:

@@ -94,6 +94,10 @@ FAMILIES: dict[str, Callable[[], PretrainedConfig]] = {
     "glm4-moe": lambda: transformers.Glm4MoeConfig(
         **{**SIZES, "head_dim": 32}, **ROUTED, norm_topk_prob=True, use_qk_norm=True, n_shared_experts=2
     ),
+    # A row's only expert has all of its share, whichever scores it is chosen by
+    "dots1-one": lambda: transformers.Dots1Config(
+        **SIZES, **{**ROUTED, "num_experts_per_tok": 1}, norm_topk_prob=True, n_shared_experts=1
+    ),
     "dots1": lambda: transformers.Dots1Config(**SIZES, **ROUTED, norm_topk_prob=False, n_shared_experts=1),
     # Gates of what heads attend to
     "qwen3-next-attention": lambda: transformers.Qwen3NextConfig(
@@ -203,8 +207,21 @@ def _small_behind_large(model: PreTrainedModel) -> None:
             parameter *= 100
 
 
+def _blind_to_even_rows(model: PreTrainedModel) -> None:
+    """Rows of nearly one number choose experts by corrections alone."""
+    for name, parameter in model.named_parameters():
+        if name.endswith("mlp.gate.weight"):
+            parameter -= parameter.mean(-1, keepdim=True)
+
+
 @pytest.mark.parametrize(
-    ("family", "change"), [("llama", _one_large), ("gemma3", _one_large), ("glm4-moe", _small_behind_large)]
+    ("family", "change"),
+    [
+        ("llama", _one_large),
+        ("gemma3", _one_large),
+        ("glm4-moe", _small_behind_large),
+        ("dots1-one", _blind_to_even_rows),
+    ],
 )
 def test_norms_of_large_weights_and_routers_behind_them_count_from_where_their_family_does(
     family: str, change: Callable[[PreTrainedModel], None], tokens: Tensor
