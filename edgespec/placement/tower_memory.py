@@ -23,7 +23,8 @@ def tower_memory(target: Skeleton, run_config: RunConfig) -> dict[str, int]:
     config: Any = target.model.config
     dtype, width = run_config.dtype, int(config.get_text_config(decoder=True).hidden_size)
     num_rows = run_config.num_texts * min(run_config.prompt_tokens, SEEN_ROWS)
-    num_kinds = 1 + len(getattr(config.vision_config, "deepstack_visual_indexes", None) or ())  # of what a row has
+    tower = getattr(config, "vision_config", None)  # Fuyu's layers are in its config.json itself
+    num_kinds = 1 + len(getattr(tower, "deepstack_visual_indexes", None) or ())  # of what a row has
     # What is kept, and of the texts that begin together once more, until each has taken its own
     seen_bytes = MOST_KEPT_BYTES + MOST_RUN_BYTES + 2 * num_rows * num_kinds * width * dtype.itemsize
     return {TOWER: allocated_bytes(target.tower.streamed_bytes) + _pass_bytes(target, dtype) + seen_bytes}

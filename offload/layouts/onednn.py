@@ -184,8 +184,9 @@ def _padded_product(rows: Tensor, parts: Sequence[Tensor], bias: Tensor | None, 
     num_padded = padded_rows(num_rows, is_ordered=is_ordered)
     if num_padded == num_rows:
         return _product(rows, parts, bias)
-    padded = nn.functional.pad(rows.reshape(num_rows, -1), (0, 0, 0, num_padded - num_rows))
-    return _product(padded, parts, bias)[:num_rows].view(*rows.shape[:-1], -1)
+    padded = nn.functional.pad(rows.reshape(num_rows, rows.shape[-1]), (0, 0, 0, num_padded - num_rows))
+    product = _product(padded, parts, bias)[:num_rows]
+    return product.view(*rows.shape[:-1], product.shape[-1])
 
 
 def _product(rows: Tensor, parts: Sequence[Tensor], bias: Tensor | None) -> Tensor:

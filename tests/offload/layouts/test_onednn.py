@@ -45,6 +45,7 @@ def test_a_row_has_the_same_bits_alone_and_among_others(dtype: torch.dtype, num_
         hook_linear_layers(module, dtype, undo)
         alone = module(rows[:, :1])
         assert alone.shape == (1, 1, 300)
+        assert module(rows[:, :0]).shape == (1, 0, 300), "an expert that no row goes through"
         assert (alone - exact[:, :1]).norm() / exact[:, :1].norm() < 4 * torch.finfo(dtype).eps
         for count in (2, 3, 7, 16, 17, 64, 80):
             assert torch.equal(module(rows[:, :count])[:, :1], alone), count
