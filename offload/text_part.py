@@ -58,9 +58,9 @@ def decoder_layers(model: PreTrainedModel) -> tuple[str, nn.ModuleList]:
         if isinstance(module, nn.ModuleList) and len(module) == num_layers and "." in name
     ]
     outermost = [item for item in found if not any(item[0].startswith(f"{other}.") for other, _ in found)]
-    if len(outermost) > 1:  # a tower may have as many
+    if len(outermost) > 1:  # a tower may have as many, or there are as many rotations
         decoder = set(model.get_decoder().modules())
-        outermost = [item for item in outermost if item[1] in decoder]
+        outermost = [item for item in outermost if item[1] in decoder and any(True for _ in item[1].parameters())]
         depths = [name.count(".") for name, _ in outermost]
         outermost = [item for item, depth in zip(outermost, depths, strict=True) if depth == min(depths)]
     if len(outermost) != 1:

@@ -52,7 +52,7 @@ AT_MOST = {
     "decoder_sparse_step": 2,
 }
 SMALL_LENGTH = 24  # to which positions rotate otherwise than behind it: within the trials' longer text
-MOST_VALUES = 4  # of numbers that layers have each their own of, in which layers are of few kinds
+MOST_VALUES = 4  # that layers may have of a setting, each of which makes a kind; of more, what differs from the first's
 CORRECTION = 0.2  # of buffers that begin as zeros, as of a router's scores
 UNTOUCHED = 0.1  # value of parameters that the family's own initialisation leaves out
 
@@ -177,7 +177,10 @@ def _one_layer_of_each_kind(text: Any) -> list[int]:
     kinds = getattr(text, "layer_types", None) or [None] * text.num_hidden_layers
     overrides, sources = layer_overrides(text), key_sources(text)
     of_layers = [value for value in vars(text).values() if isinstance(value, list) and len(value) == len(kinds)]
-    of_kinds = [values for values in of_layers if len({str(value) for value in values}) <= MOST_VALUES]
+    of_kinds = [
+        values if len({str(value) for value in values}) <= MOST_VALUES else [value == values[0] for value in values]
+        for values in of_layers
+    ]
     firsts: dict[str, int] = {}
     for layer, kind in enumerate(kinds):
         stated = (kind, overrides.get(layer), *(values[layer] for values in of_kinds))

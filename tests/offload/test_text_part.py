@@ -47,6 +47,13 @@ def test_the_layers_are_those_of_the_text_though_the_tower_has_as_many() -> None
     assert len(layers) == 3
 
 
+def test_a_list_without_weights_is_none_of_layers() -> None:
+    """Granite with windows may have as many rotations as layers."""
+    model = make_model(FAMILIES["llama"]())
+    model.model.rotations = nn.ModuleList(nn.Identity() for _ in model.model.layers)
+    assert decoder_layers(model)[0] == "model.layers"
+
+
 @pytest.mark.parametrize("family", STACKS)
 def test_layers_of_several_stacks_are_one_list(family: str, tmp_path: Path) -> None:
     """Each weight of the stacks is in a layer's record, and the logits are those of the resident model."""

@@ -191,6 +191,8 @@ def test_the_copy_has_each_kind_of_layer_and_reaches_what_the_family_limits() ->
     sparse: Any = random_model(narrow_copy(transformers.Qwen3MoeConfig(**dense)), CPU)
     assert [hasattr(layer.mlp, "experts") for layer in sparse.model.layers] == [False, True]
     assert narrow_copy(transformers.SmolLM3Config(num_hidden_layers=8)).no_rope_layers == [1, 0]
+    many = transformers.LlamaConfig(num_hidden_layers=8, own_numbers=[5, 5, 5, 0, 1, 2, 3, 4])
+    assert narrow_copy(many).own_numbers == [5, 0]
     scaled = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 4096}
     narrow = narrow_copy(transformers.LlamaConfig(rope_parameters=scaled))
     assert OTHER_TOKENS < narrow.rope_parameters["original_max_position_embeddings"] < TEXT_TOKENS
