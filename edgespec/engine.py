@@ -68,7 +68,8 @@ class Engine:
         self.planned, self.profile = setup.placement, setup.profile
         self.device = self.run_config.device  # where trees grow and logits come out
         self.max_context = self.run_config.context_tokens  # tokens of the longest text that memory is planned for
-        self._core_share = core_share(self.device)  # as drafts are compared by it: later on own threads wait, too
+        # As drafts are compared by it: later on own threads wait, too. Without a draft nothing asks for it
+        self._core_share = 1.0 if setup.pair.draft is None else core_share(self.device)
         self.trees = Trees(setup)
         threads = make_tuner(self.run_config.threads, self.device)
         with offload_errors():

@@ -27,7 +27,7 @@ def tower_memory(target: Skeleton, run_config: RunConfig) -> dict[str, int]:
     num_kinds = 1 + len(getattr(tower, "deepstack_visual_indexes", None) or ())  # of what a row has
     # What is kept, and of the texts that begin together once more, until each has taken its own
     seen_bytes = MOST_KEPT_BYTES + MOST_RUN_BYTES + 2 * num_rows * num_kinds * width * dtype.itemsize
-    return {TOWER: allocated_bytes(target.tower.streamed_bytes) + _pass_bytes(target, dtype) + seen_bytes}
+    return {TOWER: allocated_bytes(target.tower.streamed_bytes) + _pass_bytes(tower, dtype) + seen_bytes}
 
 
 def keeps_tower(target: Skeleton, free_bytes: int) -> bool:
@@ -36,7 +36,6 @@ def keeps_tower(target: Skeleton, free_bytes: int) -> bool:
     return tower is not None and tower.num_bytes - tower.streamed_bytes <= free_bytes
 
 
-def _pass_bytes(target: Skeleton, dtype: torch.dtype) -> int:
-    tower = getattr(target.model.config, "vision_config", None)
+def _pass_bytes(tower: Any, dtype: torch.dtype) -> int:
     hidden, inner = (int(getattr(tower, name, 0) or 0) for name in ("hidden_size", "intermediate_size"))
     return PICTURE_ROWS * (NUM_COPIES * hidden + inner) * dtype.itemsize
