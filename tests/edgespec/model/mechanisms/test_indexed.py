@@ -123,5 +123,5 @@ def test_the_trial_has_layers_that_choose_and_layers_that_share() -> None:
     config = FAMILIES["glm-5"]()
     config.index_topk = 2048
     small = narrow_copy(config)
-    assert small.indexer_types == ["full", "shared", "shared"]  # of which the last is behind a mixture
+    assert small.indexer_types == ["full", "shared", "shared"]  # the last one's MLP is a mixture
     assert small.index_topk < PROMPT
