@@ -50,6 +50,11 @@ AT_MOST = {
     "first_k_dense_replace": 1,  # so that the first layer's MLP is dense, and the second's a mixture
     "num_dense_layers": 1,
     "decoder_sparse_step": 2,
+    "moe_layer_start_index": 1,
+    "moe_layer_interval": 2,
+    # Jamba's second layer has attention, or experts, where some of its layers do
+    **dict.fromkeys(("attn_layer_period", "expert_layer_period"), 2),
+    **dict.fromkeys(("attn_layer_offset", "expert_layer_offset"), 1),
 }
 SMALL_LENGTH = 24  # to which positions rotate otherwise than behind it: within the trials' longer text
 MOST_VALUES = 4  # that layers may have of a setting, each of which makes a kind; of more, what differs from the first's

@@ -190,6 +190,13 @@ def test_the_copy_has_each_kind_of_layer_and_reaches_what_the_family_limits() ->
     dense = {"num_hidden_layers": 6, "mlp_only_layers": [0, 1], "decoder_sparse_step": 3}
     sparse: Any = random_model(narrow_copy(transformers.Qwen3MoeConfig(**dense)), CPU)
     assert [hasattr(layer.mlp, "experts") for layer in sparse.model.layers] == [False, True]
+    late = transformers.Ernie4_5_MoeConfig(num_hidden_layers=8, moe_layer_start_index=3, moe_layer_interval=3)
+    routed_late: Any = random_model(narrow_copy(late), CPU)
+    assert [hasattr(layer.mlp, "experts") for layer in routed_late.model.layers] == [False, True]
+    periods = {"expert_layer_period": 4, "expert_layer_offset": 3}
+    hybrid: Any = random_model(narrow_copy(transformers.JambaConfig(**periods)), CPU)
+    assert [hasattr(layer, "self_attn") for layer in hybrid.model.layers] == [False, True]
+    assert [hasattr(layer.feed_forward, "experts") for layer in hybrid.model.layers] == [False, True]
     assert narrow_copy(transformers.SmolLM3Config(num_hidden_layers=8)).no_rope_layers == [1, 0]
     many = transformers.LlamaConfig(num_hidden_layers=8, own_numbers=[5, 5, 5, 0, 1, 2, 3, 4])
     assert narrow_copy(many).own_numbers == [5, 0]
