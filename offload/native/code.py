@@ -9,9 +9,10 @@ from typing import Any
 from llvmlite import ir
 
 I8, I16, I32, I64 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)
-HALF, FLOAT, POINTER, VOID = ir.HalfType(), ir.FloatType(), ir.PointerType(), ir.VoidType()
+HALF, FLOAT, DOUBLE, POINTER, VOID = ir.HalfType(), ir.FloatType(), ir.DoubleType(), ir.PointerType(), ir.VoidType()
 LANES = 8  # of a float32 register that every processor has
 FLOATS, INTS = ir.VectorType(FLOAT, LANES), ir.VectorType(I32, LANES)
+DOUBLES, LONGS = ir.VectorType(DOUBLE, LANES), ir.VectorType(I64, LANES)
 SHORTS = ir.VectorType(I16, 2 * LANES)
 
 Value = Any  # of llvmlite, whose types are not stated
@@ -88,7 +89,9 @@ class Code(ir.IRBuilder):  # type: ignore[misc]
     def fused(self, factor: Value, other: Value, added: Value) -> Value:
         """Return factor * other + added, rounded once."""
         kind = added.type
-        suffix = f"v{kind.count}f32" if isinstance(kind, ir.VectorType) else "f32"
+        is_vector = isinstance(kind, ir.VectorType)
+        number = "f64" if (kind.element if is_vector else kind) == DOUBLE else "f32"
+        suffix = f"v{kind.count}{number}" if is_vector else number
         return self.intrinsic(f"llvm.fma.{suffix}", kind, factor, other, added)
 
     def sum_of(self, vector: Value) -> Value:

@@ -24,6 +24,7 @@ from edgespec.model.mechanisms.mechanism import Mechanism, ModelParts, Uninstall
 from edgespec.model.mechanisms.state_cache import OPEN_ROWS, Fold, Rows, StateCache, StateRows
 from edgespec.model.pass_cache import in_passes, mixer_under_way
 from edgespec.model.pass_rows import Span
+from edgespec.model.text_cache import TextCache
 
 KEYLESS = frozenset({"linear_attention", "conv"})
 KINDS = KEYLESS | {"hybrid", "hybrid_sliding"}  # which have keys and values, too
@@ -108,13 +109,20 @@ def read_rows(spans: Sequence[Span], forms: Sequence[Form]) -> Tensor:
     return torch.cat([_outputs(span, form) for span, form in zip(spans, forms, strict=True)])[None]
 
 
+def state_cache(
+    text: TextCache, layer: int, number: int, kind: str, *, fold: Fold, initial: Callable[[], Tensor]
+) -> StateCache:
+    """Return what a layer's mixer of this number keeps of a text for this kind of function."""
+    cache = text.state(f"state.{layer}.{number}.{kind}", lambda: StateCache(initial(), fold))
+    cache.fold = fold  # one that a file has gets it here
+    return cache
+
+
 def _outputs(span: Span, form: Form) -> Tensor:
     """Return the outputs [m, ...] of one text's rows, and append the rows to its cache."""
     text = span.rows.cache
     layer, number = mixer_under_way.get()
-    name = f"state.{layer}.{number}.{type(form).__name__}"
-    cache = text.state(name, lambda: StateCache(form.initial(), form.fold))
-    cache.fold = form.fold  # one that a file has gets it here
+    cache = state_cache(text, layer, number, type(form).__name__, fold=form.fold, initial=form.initial)
     held = cache.at(len(text.ids), rows_at_once=form.rows_at_once)
     num_text = len(text.ids) - held.start  # open rows that are text already
     found, first = [], 0

@@ -117,6 +117,11 @@ class StateCache:
         return self._last.end
 
     @property
+    def num_open(self) -> int:
+        """The number of open rows behind the state that new rows continue."""
+        return self._last.num_open
+
+    @property
     def num_bytes(self) -> int:
         """The memory of states and rows."""
         held = [part for part in (self._kept, self._ahead, self._turn) if part is not None]
@@ -151,6 +156,12 @@ class StateCache:
             state, _ = self.fold(last.state, last.rows, last.num_open)
             last = self.advance(last.num_open, state)
         return last
+
+    def fold_ahead(self, count: int) -> None:
+        """Fold the first `count` open rows of a text that is being read: that state counts once they are text."""
+        assert self.fold is not None
+        state, rest = self.fold(self._last.state, self._last.rows, count)
+        self._ahead = replace(self.advance(count, state), rows=rest)
 
     def advance(self, count: int, state: Tensor) -> StateRows:
         """Continue from the state `count` rows ahead, which has no open rows."""

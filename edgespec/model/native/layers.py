@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig
 
+from edgespec.model.native.delta_layer import delta_mixer
 from edgespec.model.native.mlp import dense_mlp, linear_of, mixture_of, part_names
 from edgespec.model.native.shape import FUSED, DecoderShape, TakenFeature
 from offload.native.weights import NativeWeight, native_weight
@@ -71,9 +73,10 @@ def native_decoder(
         shape = replace(known[1], has_last_norm=not is_none)
         found.append(replace(known[0], kind=shapes.setdefault(shape, len(shapes))))
     # What one layer hands to the next
-    in_common = {(shape.hidden, shape.rounds, shape.key_heads, shape.head_dim) for shape in shapes}
+    in_common = {(shape.hidden, shape.rounds) for shape in shapes}
+    of_keys = {(shape.key_heads, shape.head_dim) for shape in shapes if shape.delta is None}
     takes_later = any(shape.feature is not None for shape in list(shapes)[1:])
-    if len(in_common) != 1 or len(shapes) > MOST_KINDS or takes_later:
+    if len(in_common) != 1 or len(of_keys) > 1 or len(shapes) > MOST_KINDS or takes_later:
         return None
     return NativeDecoder(shapes=tuple(shapes), layers=found, last_norm=None if is_none else last.factor)
 
@@ -81,69 +84,88 @@ def native_decoder(
 def _layer(
     layer: nn.Module, config: PretrainedConfig, *, is_bf16: bool, rotated: int, eps: float
 ) -> tuple[NativeLayer, DecoderShape] | None:
-    parts, attention, mlp = part_names(layer), layer._modules.get("self_attn"), layer._modules.get("mlp")
-    fields = next((fields for fields in (BEFORE, AROUND, OF_HEAD) if parts == {*fields, "self_attn", "mlp"}), None)
+    parts = part_names(layer)
+    name = "self_attn" if "self_attn" in parts else "linear_attn"
+    fields = next((fields for fields in (BEFORE, AROUND, OF_HEAD) if parts == {*fields, name, "mlp"}), None)
     is_scaled = getattr(layer, "scale", 1.0) != 1  # as a block drafter's first layer may be
-    if fields is None or attention is None or mlp is None or is_scaled:
+    if fields is None or is_scaled:
         return None
-    of_attention = linear_of(attention, OF_ATTENTION)
-    sinks = attention._parameters.get("sinks")
+    mixer, mlp = layer.get_submodule(name), layer.get_submodule("mlp")
+    dtype = torch.bfloat16 if is_bf16 else torch.float32
+    delta = None if name == "self_attn" else delta_mixer(mixer, dtype)
+    of_mixer = linear_of(mixer, OF_ATTENTION) if name == "self_attn" else None if delta is None else delta.linear
     of_mlp = mixture_of(mlp) if "experts" in part_names(mlp) else dense_mlp(mlp)
-    if of_attention is None or of_mlp is None:
+    if of_mixer is None or of_mlp is None:
         return None
-    others = {name for name in part_names(attention) if attention._modules.get(name) not in of_attention.values()}
+    others = {part for part in part_names(mixer) if delta is None and mixer._modules.get(part) not in of_mixer.values()}
     head_norms = others - {"sinks"}
     if head_norms not in (set(), set(HEAD_NORMS)):
         return None
-    linear = of_attention | of_mlp.linear
-    norms = {field: _Norm.of(layer._modules[name]) for name, field in fields.items()}
-    norms |= {HEAD_NORMS[name]: _Norm.of(attention._modules[name]) for name in head_norms}
-    weights = {name: native_weight(module) for name, module in linear.items()} | of_mlp.experts
+    linear = of_mixer | of_mlp.linear
+    norms = {field: _Norm.of(layer._modules[part]) for part, field in fields.items()}
+    norms |= {HEAD_NORMS[part]: _Norm.of(mixer._modules[part]) for part in head_norms}
+    weights = {product: native_weight(module) for product, module in linear.items()} | of_mlp.experts
     known = {field: norm for field, norm in norms.items() if norm is not None and norm.eps == eps}
-    multiplied = {name: weight for name, weight in weights.items() if weight is not None}
+    multiplied = {product: weight for product, weight in weights.items() if weight is not None}
     if len(known) < len(norms) or len(multiplied) < len(weights) or of_mlp.activation is None:
         return None
-    if len({multiplied[name].takes_rounded for name in linear}) > 1:
+    if len({multiplied[product].takes_rounded for product in linear}) > 1:
         return None
-    fused = frozenset(name for name, other in FUSED_WITH.items() if name in linear and other not in linear)
-    heads = int(config.num_attention_heads)
-    head_dim = multiplied["output"].columns // heads
-    has_gates = "query" not in fused and multiplied["query"].rows == 2 * heads * head_dim
-    of_keys = multiplied["query"].rows - heads * head_dim if "query" in fused else 2 * multiplied["key"].rows
     feature = None
     if fields is OF_HEAD:
         if not isinstance(getattr(layer, "norm_before_residual", None), bool):
             return None
         feature = TakenFeature(is_first=bool(layer.has_feature_first), is_normed=bool(layer.norm_before_residual))
+    fused = frozenset(product for product, other in FUSED_WITH.items() if product in linear and other not in linear)
     shape = DecoderShape(
         hidden=multiplied["output"].rows,
         intermediate=multiplied["down"].columns,
-        heads=heads,
-        key_heads=of_keys // (2 * head_dim),
-        head_dim=head_dim,
-        rotated=rotated,
         eps=eps,
-        scale=float(getattr(attention, "scaling", head_dim**-0.5)),
-        softcap=float(getattr(attention, "attn_logit_softcapping", None) or 0.0),
         activation=of_mlp.activation,
-        has_sinks=sinks is not None,
+        has_sinks="sinks" in others,
         has_head_norms=bool(head_norms),
-        has_gates=has_gates,
         has_norms_after=fields is AROUND,
         is_bf16=is_bf16,
-        rounds=multiplied["query"].takes_rounded,
+        rounds=multiplied["output"].takes_rounded,
         fused=fused,
         mixture=of_mlp.mixture,
         feature=feature,
+        delta=None if delta is None else delta.shape,
+        **(_no_heads() if delta is not None else _heads(mixer, multiplied, config, rotated=rotated)),
     )
-    if multiplied["query"].columns != shape.columns or multiplied["query"].rows != shape.width("query"):
+    sizes = {product: (multiplied[product].rows, multiplied[product].columns) for product in shape.projections}
+    if sizes != {product: (shape.width(product), shape.columns) for product in shape.projections}:
         return None
     biases = _biases_of(linear, shape)
-    held = {field: norm.factor for field, norm in known.items()} | of_mlp.parts
-    if sinks is not None:
-        held["sinks"] = sinks.detach().float().contiguous()
+    held = {field: norm.factor for field, norm in known.items()} | of_mlp.parts | ({} if delta is None else delta.parts)
+    if shape.has_sinks:
+        held["sinks"] = mixer.get_parameter("sinks").detach().float().contiguous()
     found = NativeLayer(kind=0, weights=multiplied, biases=biases | of_mlp.biases, parts=held)
     return found, replace(shape, biases=frozenset(biases))
+
+
+def _heads(
+    attention: nn.Module, multiplied: Mapping[str, NativeWeight], config: PretrainedConfig, *, rotated: int
+) -> dict[str, Any]:
+    """Return the fields of a shape that are of attention's heads."""
+    heads, query = int(config.num_attention_heads), multiplied["query"]
+    head_dim = multiplied["output"].columns // heads
+    of_heads = heads * head_dim
+    has_gates = "key" in multiplied and query.rows == 2 * of_heads
+    of_keys = 2 * multiplied["key"].rows if "key" in multiplied else query.rows - of_heads
+    return {
+        "heads": heads,
+        "key_heads": of_keys // (2 * head_dim),
+        "head_dim": head_dim,
+        "rotated": rotated,
+        "scale": float(getattr(attention, "scaling", head_dim**-0.5)),
+        "softcap": float(getattr(attention, "attn_logit_softcapping", None) or 0.0),
+        "has_gates": has_gates,
+    }
+
+
+def _no_heads() -> dict[str, Any]:
+    return {"heads": 0, "key_heads": 0, "head_dim": 0, "rotated": 0, "scale": 0.0, "softcap": 0.0}
 
 
 def _biases_of(linear: Mapping[str, nn.Module], shape: DecoderShape) -> dict[str, Tensor]:

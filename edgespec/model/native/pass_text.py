@@ -1,21 +1,22 @@
 """The text of a pass of few rows through all layers of a decoder, which all threads run together.
 
-A layer is eight steps, more with a mixture (`mixture.py`), whose rows, weights' units or heads the threads share; all
-wait for each other between them.
+A layer is eight steps, more with a mixture (`mixture.py`) or with a state in the place of keys (`delta_rule.py`), whose
+rows, weights' units or heads the threads share; all wait for each other between them.
 What a row's numbers are does not depend on the other rows, nor on the number of threads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from llvmlite import ir
 
 from edgespec.model.native.attention import add_attended, add_placed
+from edgespec.model.native.delta_rule import DeltaRuleSteps
 from edgespec.model.native.fields import RecordFields, product_row
 from edgespec.model.native.functions import ACTIVATIONS, constant, length_inverse, read_floats, write_floats
 from edgespec.model.native.mixture import MULTIPLY, MixtureSteps, Write
-from edgespec.model.native.records import LAYER, PASS, ROW, SPAN, STORAGE
+from edgespec.model.native.records import LAYER, PASS, ROW, SPAN, STATE, STORAGE
 from edgespec.model.native.shape import DecoderShape, TakenFeature
 from offload.native.code import FLOATS, I8, I64, POINTER, Code, Value, function
 from offload.native.instructions import pause
@@ -47,12 +48,15 @@ def pass_module(shapes: Sequence[DecoderShape]) -> ir.Module:
         code.zext(code.call_at(record.pointer(name), THREAD_FACT, []), I64) for name in ("thread_number", "num_threads")
     )
     waiting = [given["pass"], thread, threads]
-    storages_bytes = code.mul(record.number("num_texts"), code.number(STORAGE.num_bytes))
+    kept = {"storages": STORAGE.num_bytes, "states": STATE.num_bytes}  # of a text's layer
     code.call(steps[0].begun, [given["pass"], thread, threads])
     code.call(wait, waiting)
     with code.loop(0, record.number("num_layers")) as number:
         layer = RecordFields(code, LAYER, record.pointer("layers")).following(number)
-        storages = code.at(record.pointer("storages"), code.mul(number, storages_bytes))
+        of_texts = code.mul(number, record.number("num_texts"))
+        of_layer = {
+            name: code.at(record.pointer(name), code.mul(of_texts, code.number(size))) for name, size in kept.items()
+        }
         is_first = code.icmp_signed("==", number, code.number(0))
         with code.if_then(is_first):
             code.call(steps[0].normed, [given["pass"], layer.address, thread, threads])
@@ -61,18 +65,9 @@ def pass_module(shapes: Sequence[DecoderShape]) -> ir.Module:
         for kind, step in enumerate(steps):
             of_kind = code.icmp_signed("==", layer.number("kind"), code.number(kind))
             with code.if_then(of_kind):
-                for one in (
-                    step.projected,
-                    step.placed_all,
-                    step.attended_all,
-                    step.put_out,
-                    step.added_attention,
-                    *step.of_mlp,
-                ):
-                    arguments = [given["pass"], layer.address, thread, threads]
-                    if one in (step.placed_all, step.attended_all):
-                        arguments.insert(2, storages)
-                    code.call(one, arguments)
+                for one, taken in step.of_layer:
+                    of_text = [] if taken is None else [of_layer[taken]]
+                    code.call(one, [given["pass"], layer.address, *of_text, thread, threads])
                     code.call(wait, waiting)
                 following = layer.following(code.number(1)).address
                 aux = code.at(record.pointer("aux"), code.shl(code.add(number, code.number(1)), code.number(3)))
@@ -181,25 +176,42 @@ class _Stages:
         self._normed_row = self._add_normed_row()
         self.begun = self._shared("begun", self._begin, arguments=("pass",))
         self.normed = self._shared("normed", self._norm_first)
-        self.projected = self._shared("projected", self._project)
-        placed = add_placed(module, shape, name=f"placed{self._suffix}")
-        attended = add_attended(module, shape, self._round_row, name=f"attended{self._suffix}")
-        self.placed_all = self._shared("placed_all", self._rows_each(placed), arguments=("pass", "layer", "storages"))
-        self.attended_all = self._shared(
-            "attended_all", self._heads_each(attended), arguments=("pass", "layer", "storages")
+        self.added_mlp = self._shared(
+            "added_mlp", self._add_mlp, arguments=("pass", "layer", "following", "is_last", "aux")
         )
-        self.put_out = self._shared("put_out", self._product("output"))
-        self.added_attention = self._shared("added_attention", self._add_attention)
+        # What a layer does in turn, and what it takes of texts
+        self.of_layer: list[tuple[ir.Function, str | None]] = [
+            (self._shared("projected", self._project), None),
+            *self._mixer_steps(),
+            (self._shared("put_out", self._product("output")), None),
+            (self._shared("added_attention", self._add_attention), None),
+            *self._mlp_steps(),
+        ]
+
+    def _mixer_steps(self) -> Iterator[tuple[ir.Function, str | None]]:
+        """Yield the steps of attention, or of what stands in its place."""
+        module, shape = self._module, self._shape
+        if shape.delta is None:
+            placed = add_placed(module, shape, name=f"placed{self._suffix}")
+            attended = add_attended(module, shape, self._round_row, name=f"attended{self._suffix}")
+            steps, taken = (
+                {"placed_all": self._rows_each(placed), "attended_all": self._heads_each(attended)},
+                "storages",
+            )
+        else:
+            steps, taken = DeltaRuleSteps(shape, shape.delta, self._normed_row, self._round_row).steps, "states"
+        for name, write in steps.items():
+            yield self._shared(name, write, arguments=("pass", "layer", taken)), taken
+
+    def _mlp_steps(self) -> Iterator[tuple[ir.Function, str | None]]:
         of_mlp: dict[str, Write] = {"activated": self._activate("gate"), "put_down": self._product("down")}
         if self._mixture is not None:
             of_mlp = self._mixture.steps
             if self._mixture.has_shared:  # what all rows go through waits for no router
                 of_mlp["routed"] = _both(of_mlp["routed"], self._activate("shared_gate"))
                 of_mlp["gathered"] = _both(of_mlp["gathered"], self._product("shared_down"))
-        self.of_mlp = [self._shared(name, write) for name, write in of_mlp.items()]
-        self.added_mlp = self._shared(
-            "added_mlp", self._add_mlp, arguments=("pass", "layer", "following", "is_last", "aux")
-        )
+        for name, write in of_mlp.items():
+            yield self._shared(name, write), None
 
     def _shared(
         self,
@@ -245,13 +257,11 @@ class _Stages:
                 value = read_floats(code, record.pointer("given"), at, is_bf16=shape.is_bf16)
                 write_floats(code, value, record.pointer("residual"), code.add(place, column), is_bf16=False)
             self._keep_aux(code, record, record.pointer("aux"), row)
-        with code.if_then(code.icmp_signed("==", thread, code.number(0))):
-            row = code.variable(code.number(0))
-            with code.loop(0, record.number("num_texts")) as text:
-                span = RecordFields(code, SPAN, record.pointer("spans")).following(text)
-                with code.loop(0, span.number("count")) as number:
-                    _find_path(code, record, span, text, row.value, number)
-                    row.value = code.add(row.value, code.number(1))
+        is_first = code.icmp_signed("==", thread, code.number(0))
+        with code.if_then(is_first), code.loop(0, record.number("num_texts")) as text:
+            span = RecordFields(code, SPAN, record.pointer("spans")).following(text)
+            with code.loop(0, span.number("count")) as number:
+                _find_path(code, record, span, text, number)
 
     def _norm_first(
         self, code: Code, record: RecordFields, given: dict[str, Value], thread: Value, threads: Value
@@ -321,10 +331,9 @@ class _Stages:
     def _project(
         self, code: Code, record: RecordFields, given: dict[str, Value], thread: Value, threads: Value
     ) -> None:
-        """Multiply by the weights of queries, keys and values, whose units stand one after the other."""
+        """Multiply by the weights before attention, as of queries, keys and values: units stand one after the other."""
         shape, layer = self._shape, RecordFields(code, LAYER, given["layer"])
-        names = ("query",) if "query" in shape.fused else ("query", "key", "value")
-        units = {name: shape.width(name) // UNIT_ROWS for name in names}
+        units = {name: shape.width(name) // UNIT_ROWS for name in shape.projections}
         first, last = share_of(code, code.number(sum(units.values())), thread, threads)
         before = 0
         for name, count in units.items():
@@ -454,8 +463,9 @@ class _Stages:
                     self._norm_and_round(code, record, row, following.pointer("before_attention"), scratch)
 
 
-def _find_path(code: Code, record: RecordFields, span: RecordFields, text: Value, row: Value, number: Value) -> None:
+def _find_path(code: Code, record: RecordFields, span: RecordFields, text: Value, number: Value) -> None:
     """Write what a row sees: the places before the tail, and those of the tail that are marked for it."""
+    row = code.add(span.number("first"), number)
     found = RecordFields(code, ROW, record.pointer("rows")).following(row)
     path = code.at(record.pointer("paths"), code.mul(row, code.mul(record.number("max_path"), code.number(8))))
     place = code.add(span.number("length"), number)

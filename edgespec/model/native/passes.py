@@ -20,6 +20,7 @@ from edgespec.model.mechanisms.windows import AttentionWindow, key_sources
 from edgespec.model.native.layers import NativeDecoder, native_decoder
 from edgespec.model.native.records import LAYER, PASS, SPAN
 from edgespec.model.native.shape import DecoderShape
+from edgespec.model.native.states import NativeStates
 from edgespec.model.native.workspace import (
     MOST_ROWS,
     MOST_TOGETHER,
@@ -31,6 +32,8 @@ from edgespec.model.native.workspace import (
 from edgespec.model.pass_rows import PassRows, Runs, by_length
 from offload.native import threads
 from offload.native.compiler import Compiled, compiled
+
+NO_STORAGE = (0, 0, 0)
 
 
 class NativePasses:
@@ -54,9 +57,12 @@ class NativePasses:
             "thread_number": self._code.address("first_thread"),
             "num_threads": self._code.address("one_thread"),
         }
+        shapes = known.shapes
+        self._keyed = [number for number, layer in enumerate(known.layers) if shapes[layer.kind].delta is None]
         self._barrier = torch.zeros(0, dtype=torch.int64)
-        shape = known.shapes[0]
-        self._no_rows = torch.empty(1, shape.key_heads, 0, shape.head_dim, dtype=model.dtype)
+        keys = next((shape for shape in known.shapes if shape.delta is None), known.shapes[0])
+        self._no_rows = torch.empty(1, keys.key_heads, 0, keys.head_dim, dtype=model.dtype)
+        self._states = NativeStates.of(known, dtype=model.dtype)
         self._memory: dict[str, Tensor] = {}
         self._tables: list[Tensor] = []
         self._layers: Any = None
@@ -103,17 +109,20 @@ class NativePasses:
         self._rotate(max(ends))
         positions = [self._rotations.places(part, self._num_positions).contiguous() for part in parts]
         visible = [None if part.visible is None else part.visible.contiguous() for part in parts]
+        firsts = itertools.accumulate(counts, initial=0)
         spans = SPAN.filled([
             {
+                "first": first,
                 "count": part.count,
                 "length": part.cache.length,
                 "tail": 0 if seen is None else seen.shape[1],
                 "visible": 0 if seen is None else seen.data_ptr(),
                 "positions": places.data_ptr(),
             }
-            for part, seen, places in zip(parts, visible, positions, strict=True)
+            for first, part, seen, places in zip(firsts, parts, visible, positions, strict=False)
         ])  # fmt: skip
         storages = self._storages(parts, ends)
+        states = None if self._states is None else self._states.begin(parts)
         num_threads = threads.most_threads()
         max_path = max((seen.shape[1] for seen in visible if seen is not None), default=1)
         num_layers = len(self._known.layers)
@@ -127,6 +136,7 @@ class NativePasses:
             "num_texts": len(parts),
             "spans": ctypes.addressof(spans),
             "storages": ctypes.addressof(storages),
+            "states": 0 if states is None else ctypes.addressof(states.records),
             "num_rows": sum(counts),
             "max_path": max_path,
             "given": given.data_ptr(),
@@ -136,8 +146,10 @@ class NativePasses:
         }])  # fmt: skip
         threads.run(self._run, ctypes.addressof(record), num_threads)
         for part, end in zip(parts, ends, strict=True):
-            for layer in part.cache.layers:
-                layer.length = end
+            for number in self._keyed:
+                part.cache.layers[number].length = end
+        if states is not None:
+            states.append()
         return list(found.split(counts))
 
     def _given(self, parts: Sequence[PassRows]) -> Tensor:
@@ -154,15 +166,19 @@ class NativePasses:
         return {**_of_openmp(), "barrier": self._barrier.data_ptr()}
 
     def _storages(self, parts: Sequence[PassRows], ends: Sequence[int]) -> Any:
-        """Return where each layer keeps each text's keys and values, and the capacity: [layers, texts, 3]."""
+        """Return where each layer keeps each text's keys and values, and the capacity: [layers, texts, 3].
+
+        A layer without keys has none.
+        """
         for part, end in zip(parts, ends, strict=True):
-            for layer in part.cache.layers:
+            for number in self._keyed:
+                layer = part.cache.layers[number]
                 if not layer.capacity:
                     layer.append(self._no_rows, self._no_rows)
                 layer.reserve(end)
         found = [
             number for layers in zip(*(part.cache.layers for part in parts), strict=True) for layer in layers
-            for number in layer.addresses
+            for number in (layer.addresses if layer.capacity else NO_STORAGE)
         ]  # fmt: skip
         return (ctypes.c_int64 * len(found))(*found)
 

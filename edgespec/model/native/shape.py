@@ -74,6 +74,61 @@ class Mixture:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaShape:
+    """The sizes of a layer's gated delta rule, which stands in the place of attention."""
+
+    key_heads: int
+    heads: int  # of values
+    key_width: int
+    value_width: int
+    taps: int  # of the convolution
+    in_groups: bool  # whether one product has a head of keys with its values and gates side by side
+    is_weight_bf16: bool  # of decays and rates
+    eps: float
+
+    @property
+    def heads_each(self) -> int:
+        """The heads of values that share a head of keys."""
+        return self.heads // self.key_heads
+
+    @property
+    def padded_heads(self) -> int:
+        """The numbers that a row's decays take: registers of them."""
+        return -(-self.heads // LANES) * LANES
+
+    @property
+    def key_columns(self) -> int:
+        """The columns of all keys."""
+        return self.key_heads * self.key_width
+
+    @property
+    def value_columns(self) -> int:
+        """The columns of all values."""
+        return self.heads * self.value_width
+
+    @property
+    def channels(self) -> int:
+        """The columns that the convolution passes."""
+        return 2 * self.key_columns + self.value_columns
+
+    @property
+    def group_columns(self) -> int:
+        """The columns of a head of keys with its queries, values and gates."""
+        return 2 * self.key_width + 2 * self.heads_each * self.value_width
+
+    @property
+    def widths(self) -> dict[str, int]:
+        """The columns of products."""
+        if self.in_groups:
+            return {"mixed": self.channels + self.value_columns}
+        return {"mixed": self.channels, "gating": self.value_columns}
+
+    def scratch_bytes(self, num_keys: int) -> int:
+        """Return the bytes of a thread: doubles of a key and a query, and of what both have in common with keys."""
+        return 8 * 2 * (self.key_width + num_keys)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TakenFeature:
     """How a head's first layer takes an embedding and the feature behind it, both normed, side by side."""
 
@@ -105,6 +160,7 @@ class DecoderShape:
     fused: frozenset[str] = frozenset()  # of FUSED
     mixture: Mixture | None = None
     feature: TakenFeature | None = None  # of a head's first layer
+    delta: DeltaShape | None = None  # in the place of attention, whose sizes are then 0
     has_last_norm: bool = True  # of the decoder's
 
     @property
@@ -130,12 +186,24 @@ class DecoderShape:
         return self._widths[name]
 
     @property
+    def projections(self) -> tuple[str, ...]:
+        """The products of the normed stream before attention, or before what stands in its place."""
+        if self.delta is not None:
+            return tuple(self.delta.widths)
+        return ("query",) if "query" in self.fused else ("query", "key", "value")
+
+    @property
+    def mixed_columns(self) -> int:
+        """The columns that the output's product takes."""
+        return self.heads * self.head_dim if self.delta is None else self.delta.value_columns
+
+    @property
     def _widths(self) -> dict[str, int]:
         queries, keys = self.heads * self.query_columns, self.key_heads * self.head_dim
         shared = 0 if self.mixture is None else self.mixture.shared
         return {
             "query": queries, "key": keys, "value": keys, "gate": self.intermediate, "up": self.intermediate,
-            "shared_gate": shared, "shared_up": shared,
+            "shared_gate": shared, "shared_up": shared, **({} if self.delta is None else self.delta.widths),
         }  # fmt: skip
 
     def row_bytes(self, columns: int) -> int:
@@ -155,6 +223,9 @@ class DecoderShape:
     @property
     def fits(self) -> bool:
         """Whether registers and groups of columns are filled."""
+        if self.delta is not None:
+            whole = (self.hidden, self.intermediate, self.delta.key_width, self.delta.value_width)
+            return all(size % COLUMNS == 0 for size in whole) and self.delta.heads % self.delta.key_heads == 0
         whole = (self.hidden, self.intermediate, self.heads * self.head_dim, self.group * self.head_dim)
         in_pairs = (self.head_dim, self.rotated)
         return (

@@ -12,8 +12,9 @@ from edgespec.errors import EdgespecError
 from edgespec.model.layer_kinds import chosen_experts, kinds_of, num_chosen
 from edgespec.model.length_rotation import rotations_of
 from edgespec.model.mechanisms.known import key_shape
+from edgespec.model.mechanisms.recurrent import KEYLESS
 from edgespec.model.native.records import ROW
-from edgespec.model.native.shape import DecoderShape, Gate, Mixture, RouterScores
+from edgespec.model.native.shape import DecoderShape, DeltaShape, Gate, Mixture, RouterScores
 from edgespec.model.supported import understanding
 
 MOST_ROWS = 80  # of a text in order; more are read as a prompt's
@@ -39,14 +40,17 @@ def workspace_sizes(
 
 def _row_bytes(shape: DecoderShape) -> dict[str, int]:
     """Return the bytes that a row of a layer takes."""
-    names = ["query", *(name for name in ("key", "value") if "query" not in shape.fused)]
+    names = list(shape.projections)
     if shape.mixture is None:
         names += ["gate", *(name for name in ("up",) if "gate" not in shape.fused)]
     sizes = {name: FLOAT_BYTES * shape.width(name) for name in names}
     sizes |= dict.fromkeys(("residual", "output"), FLOAT_BYTES * shape.hidden)
     if shape.has_gates:
         sizes["gates"] = FLOAT_BYTES * shape.heads * shape.head_dim
-    sizes["rounded"] = shape.row_bytes(max(shape.columns, shape.heads * shape.head_dim))
+    if shape.delta is not None:
+        sizes["convolved"] = FLOAT_BYTES * shape.delta.channels
+        sizes |= dict.fromkeys(("decays", "rates"), FLOAT_BYTES * shape.delta.padded_heads)
+    sizes["rounded"] = shape.row_bytes(max(shape.columns, shape.mixed_columns))
     if shape.mixture is None:
         sizes["active"] = shape.row_bytes(shape.intermediate)
     return sizes
@@ -78,7 +82,15 @@ def _of_mixture(shape: DecoderShape, mixture: Mixture, num_rows: int) -> dict[st
 
 def scratch_bytes(shapes: Sequence[DecoderShape], num_keys: int) -> int:
     """Return the bytes of a thread: floats of a row, or scores."""
-    return FLOAT_BYTES * max(max(shape.columns, shape.group * (num_keys + ROW.num_bytes)) for shape in shapes)
+    return max(
+        max(
+            FLOAT_BYTES * shape.columns,
+            FLOAT_BYTES * shape.group * (num_keys + ROW.num_bytes)
+            if shape.delta is None
+            else shape.delta.scratch_bytes(num_keys),
+        )
+        for shape in shapes
+    )
 
 
 def with_room(num_bytes: int) -> int:
@@ -98,9 +110,8 @@ def planned_bytes(config: PretrainedConfig, *, num_rows: int, num_keys: int, max
         return 0
     sizes = workspace_sizes(shapes, min(num_rows, MOST_TOGETHER), num_keys, max_path, num_threads)
     rotated = round(shapes[0].head_dim * float(_rotation(config).get("partial_rotary_factor") or 1))
-    rotations = (
-        (1 + bool(rotations_of(config))) * len(set(kinds_of(config))) * num_rotated(num_keys) * rotated * FLOAT_BYTES
-    )
+    num_tables = (1 + bool(rotations_of(config))) * len(set(kinds_of(config)) - KEYLESS)
+    rotations = num_tables * num_rotated(num_keys) * rotated * FLOAT_BYTES
     return sum(map(with_room, sizes.values())) + rotations
 
 
@@ -127,8 +138,10 @@ def _planned_shapes(config: PretrainedConfig) -> list[DecoderShape]:
         activation="", has_sinks=False, has_head_norms=False, has_norms_after=False, is_bf16=False,
         rounds=False,
     )  # fmt: skip
+    delta = _planned_delta(config)
+    of_mixers = [dense] if delta is None else [replace(dense, has_gates=True), replace(dense, heads=0, delta=delta)]
     if not num_experts:
-        return [dense]
+        return of_mixers
     shared = getattr(config, "shared_expert_intermediate_size", None)
     if shared is None:
         shared = of_experts * (getattr(config, "n_shared_experts", None) or 0)
@@ -138,5 +151,16 @@ def _planned_shapes(config: PretrainedConfig) -> list[DecoderShape]:
     )  # fmt: skip
     kinds = getattr(config, "mlp_layer_types", None) or ()
     has_dense = getattr(config, "first_k_dense_replace", 0) or getattr(config, "mlp_only_layers", None)
-    of_mixture = replace(dense, intermediate=of_experts, mixture=mixture)
-    return [dense, of_mixture] if has_dense or "dense" in kinds else [of_mixture]
+    of_mixture = [replace(shape, intermediate=of_experts, mixture=mixture) for shape in of_mixers]
+    return [*of_mixers, *of_mixture] if has_dense or "dense" in kinds else of_mixture
+
+
+def _planned_delta(config: PretrainedConfig) -> DeltaShape | None:
+    """Return the sizes of gated delta rules, where layers have one."""
+    if "linear_attention" not in kinds_of(config) or not getattr(config, "linear_num_key_heads", None):
+        return None
+    return DeltaShape(
+        key_heads=config.linear_num_key_heads, heads=config.linear_num_value_heads,
+        key_width=config.linear_key_head_dim, value_width=config.linear_value_head_dim,
+        taps=config.linear_conv_kernel_dim, in_groups=False, is_weight_bf16=False, eps=0.0,
+    )  # fmt: skip

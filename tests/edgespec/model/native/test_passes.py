@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import ctypes
 import functools
+import itertools
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -49,6 +50,10 @@ EXPERTS = {"num_experts": 10, "num_experts_per_tok": 3, "moe_intermediate_size":
 ROUTED = {
     "n_routed_experts": 10, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "routed_scaling_factor": 2.5,
     "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1,
+}  # fmt: skip
+DELTA_RULE = {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"], "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4, "linear_key_head_dim": 32, "linear_value_head_dim": 64, "linear_conv_kernel_dim": 4,
 }  # fmt: skip
 ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 YARN = {
@@ -113,6 +118,18 @@ FAMILIES: dict[str, Callable[[], PretrainedConfig]] = {
         rope_parameters={**ROPE, "partial_rotary_factor": 0.5, "mrope_section": [4, 2, 2]},
     ),
     "gemma3": lambda: transformers.Gemma3TextConfig(**SIZES, sliding_window=WINDOW, sliding_window_pattern=2),
+    # States in the place of keys: a product each for what is convolved and for gates
+    "qwen3.5": lambda: transformers.Qwen3_5TextConfig(
+        **{**SIZES, "head_dim": 32}, **DELTA_RULE, rope_parameters={**ROPE, "partial_rotary_factor": 0.5}
+    ),
+    # All in one product, side by side for each head of keys; and experts
+    "qwen3-next": lambda: transformers.Qwen3NextConfig(
+        **{**SIZES, "head_dim": 32},
+        **DELTA_RULE,
+        **EXPERTS,
+        shared_expert_intermediate_size=32,
+        rope_parameters={**ROPE, "partial_rotary_factor": 0.5},
+    ),
 }
 PARENTS = (-1, 0, 0, 1, 2, 3, 5)
 PATH = (0, 1, 3, 5, 6)
@@ -171,6 +188,14 @@ def tree(cache: TextCache, ids: Tensor) -> PassRows:
     return PassRows(cache=cache, ids=ids[: len(PARENTS)], positions=positions, visible=ancestors_mask(parents))
 
 
+def kept_by(cache: TextCache, count: int) -> list[Tensor]:
+    """What a text keeps in its layers: keys and values, or states and the rows behind them."""
+    found = [rows for layer in cache.layers if layer.capacity for rows in layer.rows(count)]
+    for state in cache._recurrent:
+        found += [state._last.state.float(), *(rows.float() for rows in state._last.rows)]
+    return found
+
+
 def far(found: Tensor, expected: Tensor) -> float:
     return float((found - expected).float().norm() / expected.float().norm())
 
@@ -186,9 +211,8 @@ def test_rows_of_texts_and_trees_are_near_those_of_the_familys_own_forward(
         model.read([tree(cache, tokens[30:])])[0] for model, cache in zip((native, usual), caches, strict=True)
     )
     assert far(found, expected) < NEAR[dtype]
-    for ours, theirs in zip(*(cache.layers for cache in caches), strict=True):
-        for one, other in zip(ours.rows(37), theirs.rows(37), strict=True):
-            assert far(one, other) < NEAR[dtype]
+    for one, other in zip(*(kept_by(cache, 37) for cache in caches), strict=True):
+        assert far(one, other) < NEAR[dtype]
 
 
 def _one_large(model: PreTrainedModel) -> None:
@@ -272,18 +296,24 @@ def test_rows_rotate_by_the_lengths_of_their_texts(
     assert (far(found[1], found[0]) < NEAR[torch.float32]) == (not is_wrong or (num_tokens, prompt_tokens) == (30, 0))
 
 
-@pytest.mark.parametrize("family", ["phi3", "glm4-moe", "qwen3.5-attention"])
+@pytest.mark.parametrize("family", ["phi3", "glm4-moe", "qwen3.5-attention", "qwen3.5", "qwen3-next"])
 def test_a_trees_rows_follow_a_prompt_that_torch_has_read(family: str, tokens: Tensor) -> None:
     usual, native = both(family)
     found, expected = (model.read([tree(text(model, tokens[:100]), tokens[100:])])[0] for model in (native, usual))
     assert far(found, expected) < NEAR[torch.float32]
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(
-    "family",
-    ["llama", "mistral-window", "gemma3", "qwen3-moe", "gpt-oss", "phi3", "qwen2-moe", "glm4-moe", "qwen3.5-attention"],
-)
+ALONE_AS_IN_TREES = [
+    *itertools.product(
+        ["llama", "mistral-window", "gemma3", "qwen3-moe", "gpt-oss", "phi3", "qwen2-moe", "glm4-moe"], DTYPES
+    ),
+    # States of float32 show the order of sums
+    ("qwen3.5", torch.bfloat16),
+    ("qwen3-next", torch.bfloat16),
+]
+
+
+@pytest.mark.parametrize(("family", "dtype"), ALONE_AS_IN_TREES, ids=str)
 def test_a_row_has_its_bits_alone_and_in_a_tree(family: str, dtype: torch.dtype, tokens: Tensor) -> None:
     _, native = both(family, dtype)
     (in_tree,) = native.read([tree(text(native, tokens[:30]), tokens[30:])])
@@ -294,8 +324,9 @@ def test_a_row_has_its_bits_alone_and_in_a_tree(family: str, dtype: torch.dtype,
         assert torch.equal(hidden[0], in_tree[node]), f"{node} in {family}"
 
 
-def test_a_texts_bits_depend_on_no_prompt_no_tree_and_no_number_of_texts_beside_it(tokens: Tensor) -> None:
-    _, native = both(dtype=torch.bfloat16)
+@pytest.mark.parametrize("family", ["llama", "qwen3.5"])
+def test_a_texts_bits_depend_on_no_prompt_no_tree_and_no_number_of_texts_beside_it(family: str, tokens: Tensor) -> None:
+    _, native = both(family, torch.bfloat16)
     (expected,) = native.read([tree(text(native, tokens[:30]), tokens[30:])])
     cache, others = text(native, tokens[:30]), [text(native, tokens[40 : 50 + number]) for number in range(40)]
     parts = [next_rows(native.new_text(), tokens[:150]), *(tree(other, tokens[60:]) for other in others[:20])]
@@ -305,7 +336,7 @@ def test_a_texts_bits_depend_on_no_prompt_no_tree_and_no_number_of_texts_beside_
     assert [rows.shape[0] for rows in found] == [part.count for part in [*parts[:30], tree(cache, tokens), *parts[30:]]]
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3-moe", "phi3", "glm4-moe"])
+@pytest.mark.parametrize("family", ["llama", "qwen3-moe", "phi3", "glm4-moe", "qwen3.5"])
 def test_as_many_threads_as_there_are_make_the_same_bits(family: str, tokens: Tensor) -> None:
     _, native = both(family, torch.bfloat16)
     before, found = torch.get_num_threads(), []
@@ -317,6 +348,34 @@ def test_as_many_threads_as_there_are_make_the_same_bits(family: str, tokens: Te
         torch.set_num_threads(before)
     assert torch.equal(found[0], found[1])
     assert torch.equal(found[0], found[2])
+
+
+def test_states_have_the_bits_of_plain_decoding_whatever_the_trees_before(tokens: Tensor) -> None:
+    """The state takes in rows at other moments; trees stand behind a prompt that is no text yet, too."""
+    _, native = both("qwen3.5", torch.bfloat16)
+    alone, expected = text(native, tokens[:40]), []
+    for token in tokens[40:100]:
+        expected += native.read([next_rows(alone, token[None])])
+        alone.commit_next([int(token)])
+    cache = native.new_text()
+    native.read([next_rows(cache, tokens[:40])])  # not committed: all of it stands before the tree, in its mask
+    cache.commit_next(tokens[:23].tolist())
+    cache.truncate()
+    native.read([next_rows(cache, tokens[23:40])])
+    cache.commit_next(tokens[23:40].tolist())
+    found = list[Tensor]()
+    for start, depth in [(40, 3), (43, 9), (52, 1), (53, 17), (70, 30)]:
+        # Node 0 is text; a wrong sibling stands behind each node of the path, which is the even nodes
+        parents = torch.full((2 * depth,), -1)
+        parents[1::2], parents[2::2] = torch.arange(0, 2 * depth, 2), torch.arange(0, 2 * depth - 2, 2)
+        ids = torch.stack((tokens[start : start + depth], tokens[start : start + depth].flip(0)), 1).flatten()
+        positions = cache.length + depths(parents)
+        (rows,) = native.read([PassRows(cache=cache, ids=ids, positions=positions, visible=ancestors_mask(parents))])
+        found += rows[::2].split(1)
+        path = cache.length - len(parents) + torch.arange(0, 2 * depth, 2)
+        cache.commit(path, tokens[start : start + depth].tolist())
+    assert len(found) == len(expected)
+    assert torch.equal(torch.cat(found), torch.cat(expected))
 
 
 @pytest.mark.parametrize("shares", [True, False])
@@ -356,6 +415,8 @@ def test_a_thread_gives_way_at_once_to_one_that_it_shares_a_processor_with(
         ("qwen3-moe", torch.bfloat16),
         ("glm4-moe", torch.float32),
         ("glm4-moe", torch.bfloat16),
+        ("qwen3.5", torch.float32),
+        ("qwen3.5", torch.bfloat16),
     ],
 )
 def test_code_for_an_older_processor_makes_the_same_bits(
@@ -437,9 +498,10 @@ def test_a_prompt_read_into_memory_of_another_has_the_bits_of_a_fresh_one(tokens
     assert torch.equal(again, fresh)
 
 
-def test_growing_a_trees_next_layer_sees_the_earlier_nodes_on_its_path(tokens: Tensor) -> None:
+@pytest.mark.parametrize("family", ["llama", "qwen3.5"])
+def test_growing_a_trees_next_layer_sees_the_earlier_nodes_on_its_path(family: str, tokens: Tensor) -> None:
     """A draft reads a tree in parts: rows that are in the cache already belong to the tail."""
-    usual, native = both()
+    usual, native = both(family)
     rows = []
     for model in (usual, native):
         cache = text(model, tokens[:30])
@@ -472,7 +534,9 @@ def test_a_row_of_the_largest_tree_has_its_bits_alone(tokens: Tensor) -> None:
         assert torch.equal(hidden[0], in_tree[node])
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3", "mixtral", "qwen3-moe", "qwen2-moe", "glm4-moe"])
+@pytest.mark.parametrize(
+    "family", ["llama", "gemma3", "mixtral", "qwen3-moe", "qwen2-moe", "glm4-moe", "qwen3.5", "qwen3-next"]
+)
 def test_passes_hold_the_memory_that_a_plan_counts(family: str, tokens: Tensor) -> None:
     """Whatever order they come in, with as many threads."""
     _, native = both(family)
