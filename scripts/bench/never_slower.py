@@ -156,7 +156,7 @@ def measure(
             break
         if turn >= LEAST_TURNS and passed_s * (turn + 1) / turn > arguments.cell_s:
             break
-        for mode, found in race(engines, prompts, num_tokens, turn=turn).items():
+        for mode, found in race(engines, prompts, num_tokens, turn=first_turn + turn).items():
             rates[mode].append(found)
     return rates
 

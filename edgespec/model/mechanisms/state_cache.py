@@ -179,6 +179,8 @@ class StateCache:
     def keep(self, committed: int, rows: Tensor, *, num_in_place: int = 0) -> None:
         """Keep `rows` [j], counted from the text's start, after the first `committed` ones; drop the rest."""
         last = self._last
+        if num_in_place == rows.shape[0] and last.end == committed + num_in_place:  # nothing is dropped
+            return
         before = torch.arange(last.start, committed, device=rows.device)
         kept = torch.cat([before, rows]) - last.start
         self._replace_last(replace(last, rows=tuple(part.index_select(0, kept) for part in last.rows)))

@@ -25,10 +25,12 @@ from edgespec.draft.dflash_network import GuessedBlock
 from edgespec.model.causal_model import CausalModel
 from edgespec.model.length_rotation import LengthRotation
 from edgespec.model.mechanisms.windows import AttentionWindow
-from edgespec.model.native import attention, functions, layers, mixture, pass_text, passes, trial
+from edgespec.model.native import attention, delta_rule, functions, layers, mixture, pass_text, passes, trial
+from edgespec.model.native.delta_rule import DeltaRuleSteps
 from edgespec.model.native.fields import RecordFields
 from edgespec.model.native.mixture import MixtureSteps
 from edgespec.model.native.shape import DecoderShape
+from edgespec.model.native.state_rows import Ancestors, OwnRow
 from edgespec.model.native.workspace import planned_bytes
 from edgespec.model.pass_rows import PassRows, next_rows
 from edgespec.model.text_cache import TextCache
@@ -777,6 +779,51 @@ def test_a_layers_text_that_leaves_out_or_mistakes_a_part_is_not_used(
 ) -> None:
     FAULTS_OF_ROUTERS[fault](monkeypatch)
     assert trial.is_read_natively(FAMILIES[family]()) != shows
+
+
+def inputs_of_the_tap_before(steps: DeltaRuleSteps, code: Code, own: OwnRow, tap: int) -> tuple[Value, Value]:
+    return INPUTS(steps, code, own, max(tap - 1, 0))
+
+
+def gates_of_the_first_head(steps: DeltaRuleSteps, code: Code, record: RecordFields, row: Value, _head: Value) -> Value:
+    return GATES(steps, code, record, row, code.number(0))
+
+
+def all_but_the_last(ancestors: Ancestors, work: Callable[[Value, Value], None]) -> None:
+    code = ancestors._code
+    with code.loop(0, code.sub(ancestors.count, code.number(2))) as index:
+        work(index, ancestors.place(index))
+
+
+def parents_of_paths_in_order(ancestors: Ancestors, index: Value) -> Value:
+    """Places as if a tree's rows followed each other."""
+    return ancestors._code.add(ancestors._start, index)
+
+
+INPUTS, GATES = DeltaRuleSteps._inputs, DeltaRuleSteps._gates
+FAULTS_OF_STATES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+    "none": lambda _: None,
+    "a decay": lambda patch: patch.setattr(delta_rule, "softplus", functions.exp),
+    "a rate": lambda patch: patch.setattr(delta_rule, "logistic", lambda *_: functions.constant(1.0)),
+    "an activation": lambda patch: patch.setattr(delta_rule, "silu", functions.gelu),
+    "a key's length": lambda patch: patch.setattr(delta_rule, "KEY_EPS", 0.1),
+    "fading": lambda patch: patch.setattr(delta_rule, "exp_of_doubles", lambda *_: functions.of_doubles(1.0)),
+    "a tap": lambda patch: patch.setattr(DeltaRuleSteps, "_inputs", inputs_of_the_tap_before),
+    "gates": lambda patch: patch.setattr(DeltaRuleSteps, "_gates", gates_of_the_first_head),
+    "a parent left out": lambda patch: patch.setattr(Ancestors, "each_before", all_but_the_last),
+    "a sibling in its place": lambda patch: patch.setattr(Ancestors, "place", parents_of_paths_in_order),
+}
+
+
+@pytest.mark.usefixtures("tried_anew")
+@pytest.mark.parametrize(
+    ("fault", "family"), [*((fault, "qwen3.5") for fault in FAULTS_OF_STATES), ("gates", "qwen3-next")]
+)
+def test_a_states_text_that_computes_something_else_is_not_used(
+    fault: str, family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    FAULTS_OF_STATES[fault](monkeypatch)
+    assert trial.is_read_natively(FAMILIES[family]()) == (fault == "none")
 
 
 @pytest.mark.usefixtures("tried_anew")
