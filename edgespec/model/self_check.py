@@ -72,7 +72,8 @@ def trial_of(config: PretrainedConfig, *, device: torch.device) -> Trial:
     """Return the facts of a trial of a family; raises what making a narrow copy raises."""
     small = narrow_copy(config)
     facts = small.to_json_string(use_diff=False)
-    return Trial(facts=facts, attention=config._attn_implementation, device=device, config=small)
+    attention = config.get_text_config(decoder=True)._attn_implementation
+    return Trial(facts=facts, attention=attention, device=device, config=small)
 
 
 def first_line_of(error: Exception) -> str:
@@ -110,8 +111,7 @@ def _failure(trial: Trial) -> str | None:
 
 def random_model_and_text(trial: Trial) -> tuple[PreTrainedModel, Tensor]:
     """Return the narrow copy with random weights, and tokens for the texts and trees that it reads."""
-    config = copy.deepcopy(trial.config)
-    config._attn_implementation = trial.attention
+    config = copy.deepcopy(trial.config)  # with each part's own attention
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = random_model(config, trial.device)

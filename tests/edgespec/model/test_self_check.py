@@ -21,6 +21,7 @@ from edgespec.model.mechanisms.windows import WHOLE, AttentionWindow, QueryGrowt
 from edgespec.model.narrow_copy import narrow_copy, random_model
 from edgespec.model.pass_rows import SeenKeys, Span
 from edgespec.model.self_check import OTHER_TOKENS, TEXT_TOKENS, _failure, check_tree_reading
+from offload.skeleton import build_on_meta
 from tests.conftest import EAGER_ONLY, FAMILIES, GROUPED, RECURRENT
 from tests.edgespec.placement.test_place import small_deepseek
 from tests.support.tiny_configs import tiny_config
@@ -52,6 +53,15 @@ def _fresh() -> None:
 def test_families_that_read_trees_rightly_pass(family: str) -> None:
     config = {**FAMILIES, **RECURRENT}[family]()
     config._attn_implementation = "eager" if family in EAGER_ONLY else "sdpa"
+    check_tree_reading(config, device=CPU)
+
+
+def test_a_text_part_whose_code_has_fewer_attentions_than_its_towers_keeps_its_own() -> None:
+    """As gpt-oss below InternVL: the whole has sdpa, which transformers has not written for the part."""
+    config = tiny_config("internvl")
+    config.text_config = tiny_config("gpt_oss")
+    config = build_on_meta(config, "a model", dtype=torch.float32).config
+    assert (config._attn_implementation, config.text_config._attn_implementation) == ("sdpa", "eager")
     check_tree_reading(config, device=CPU)
 
 
