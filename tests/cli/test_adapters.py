@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from edgespec.cli.chat.recent import models_of
 from tests.cli.conftest import RunCli
-from tests.conftest import greedy_tokens
 from tests.support.adapters import with_adapters, write_adapter
+from tests.support.families import greedy_tokens
 
 PROMPT = "def main("
 NEW = 8

@@ -15,7 +15,7 @@ from edgespec.errors import EdgespecError
 from edgespec.estimate import choice
 from edgespec.hub.names import NO_DRAFT, resolve_drafts
 from tests.cli.conftest import RunCli, jsonl, records, written
-from tests.conftest import FAMILIES, make_model, make_tokenizer, save_folder
+from tests.support.families import FAMILIES, make_model, make_tokenizer, save_folder
 
 ROWS = jsonl([{"prompt": "ab"}, {"prompt": "cd"}])
 RUN = ["p.jsonl", "-n", "6", "--seed", "3", "-ngl", "0"]

@@ -12,8 +12,8 @@ from transformers import GPTNeoConfig
 from edgespec.placement import place
 from offload.file_names import INDEX_NAME
 from tests.cli.conftest import Outcome, RunCli
-from tests.conftest import FAMILIES, make_model, make_tokenizer, save_folder
 from tests.support.damage import ADAPTER, POINTER, Damage, both, edited, removed, shard_written, stored_in, written
+from tests.support.families import FAMILIES, make_model, make_tokenizer, save_folder
 
 SMALL_TABLE = both(edited("config.json", vocab_size=50), edited("generation_config.json", eos_token_id=0))
 GOOD_ROWS = '{"prompt": "def main("}\n{"prompt": "import os"}\n'

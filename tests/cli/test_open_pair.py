@@ -12,12 +12,12 @@ from edgespec.errors import EdgespecError
 from edgespec.pair import at_hand
 from edgespec.pair.folder import ModelFolder
 from tests.cli.conftest import RunCli
-from tests.conftest import FAMILIES, SMALL, make_model, make_tokenizer, save_folder
 from tests.edgespec.draft.dflash_drafter import Drafter, write_drafter
 from tests.edgespec.draft.eagle3_head import Head, write_head
 from tests.edgespec.draft.test_mtp_gguf import LAYER, cut
 from tests.hub import Cache
 from tests.offload.gguf.test_tiny_models import TINY
+from tests.support.families import FAMILIES, SMALL, make_model, make_tokenizer, save_folder
 
 PLAIN_FIX = "Use a draft of the same model family, or `policy=none` without a draft."
 

@@ -11,10 +11,10 @@ from offload.layouts.int4_lanes import LANES
 from offload.layouts.int4_orders import kernel_order
 from offload.native.compiler import is_available
 from tests.cli.conftest import RunCli, jsonl, written
-from tests.conftest import FAMILIES, make_model, save_folder
 from tests.offload.formats import definitions
 from tests.offload.formats.definitions import PUBLISHED
 from tests.offload.formats.published_checkpoints import WHOLE_BLOCKS, publish
+from tests.support.families import FAMILIES, make_model, save_folder
 
 needs_kernel = pytest.mark.skipif(kernel_order() is None, reason="torch has no such kernel for this processor")
 needs_compiler = pytest.mark.skipif(not is_available(), reason="no kernels can be compiled here")

@@ -11,8 +11,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from offload.file_names import INDEX_NAME
 from tests.cli.conftest import RunCli
-from tests.conftest import FAMILIES, make_model
 from tests.offload.gguf.test_refused import TINY
+from tests.support.families import FAMILIES, make_model
 
 NOTE = "is read from model.safetensors, as transformers does"
 

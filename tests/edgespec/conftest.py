@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import FAMILIES, make_model, save_folder
+from tests.support.families import FAMILIES, make_model, save_folder
 
 
 @pytest.fixture(scope="session")

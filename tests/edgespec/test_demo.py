@@ -13,7 +13,7 @@ from edgespec import Engine, MemoryLimits, SamplingSettings, TreeSettings
 from edgespec.cli.prompts.read import read_prompts
 from edgespec.hub.names import BUILT_IN_HEAD
 from edgespec.pair.pair import DEMO_FOLDER, open_pair
-from tests.conftest import greedy_tokens
+from tests.support.families import greedy_tokens
 
 ROOT = Path(__file__).parents[2]
 GREEDY = SamplingSettings(temperature=0)

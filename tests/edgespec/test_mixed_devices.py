@@ -35,11 +35,11 @@ from offload.layouts.int4_tiles import TileOrder
 from offload.placement import Placement
 from offload.unpacked_once import LABEL
 from profiles.in_place import HostRates
-from tests.conftest import EXPERTS, FAMILIES, RECURRENT, SMALL, make_model, save_folder
 from tests.edgespec.draft.contract import facts
 from tests.offload.formats import definitions
 from tests.offload.formats.definitions import PUBLISHED
 from tests.offload.formats.published_checkpoints import publish
+from tests.support.families import EXPERTS, FAMILIES, RECURRENT, SMALL, make_model, save_folder
 from tests.support.pretend_cuda import CUDA, HOST, MixedDevicesError, pretend_cuda, waited_for
 
 PROMPT = list(range(60, 90))

@@ -20,7 +20,7 @@ from edgespec.prefix_cache.slots import Slots
 from edgespec.text.request import TextOptions
 from edgespec.text.results import GenerationResult
 from edgespec.tree.settings import TreeSettings
-from tests.conftest import FAMILIES, make_model, save_folder
+from tests.support.families import FAMILIES, make_model, save_folder
 from tests.support.tiny_pictures import NEW, SEEING, Family, generated, seeing_prompt
 
 GREEDY: TextOptions = {"max_new_tokens": NEW, "temperature": 0.0, "eos_token_id": []}

@@ -23,8 +23,8 @@ from edgespec.train.feature_files import FeatureRun, read_run
 from edgespec.train.record_files import RecordsHeader, load_records, save_records
 from edgespec.tree.shapes import read_shape
 from edgespec.validation import checked, parse_json
-from tests.conftest import make_tokenizer
 from tests.support.damage import written
+from tests.support.families import make_tokenizer
 
 DEEP = "[" * 100_000 + "]" * 100_000
 

@@ -19,7 +19,7 @@ from edgespec.model.target import Target
 from edgespec.prefix_cache.prompt_cache import PromptCache
 from edgespec.tuning.draft_worth import DraftWorth
 from offload.placement import KEYS
-from tests.conftest import SMALL, make_model, save_folder
+from tests.support.families import SMALL, make_model, save_folder
 from tests.support.moved_keys import moved_keys
 from tests.support.pretend_cuda import pretend_cuda
 

@@ -21,9 +21,9 @@ from offload.placement import place_layers, with_pinned_layers
 from offload.quantized_cache import load_or_quantize
 from offload.streamed_model import StreamedModel
 from profiles.in_place import HostRates
-from tests.conftest import FAMILIES, make_model, save_folder
 from tests.offload.experts.mixtures import save_mixture
 from tests.offload.streaming import UNLIMITED, logits, skeleton_of
+from tests.support.families import FAMILIES, make_model, save_folder
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 CUDA = torch.device("cuda", 0)

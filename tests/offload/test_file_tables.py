@@ -17,8 +17,8 @@ from offload.file_tables import FileTable
 from offload.layer_store import LayerStore, StoredTensor
 from offload.skeleton import NoInitialValues
 from offload.streamed_model import StreamedModel
-from tests.conftest import GROUPED, make_model, save_folder
 from tests.offload.streaming import CPU, logits, skeleton_of, unlimited_placement
+from tests.support.families import GROUPED, make_model, save_folder
 from tests.support.tiny_configs import tiny_config
 
 TABLE = "model.layers.0.ple.ple_embedding.ngram_embedding.weight"

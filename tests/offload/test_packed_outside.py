@@ -32,12 +32,12 @@ from offload.packed_weight import PackedModule, PackedWeight
 from offload.placement import OUTSIDE_INDEX
 from offload.streamed_model import StreamedModel
 from offload.unpacked_once import added_bytes, layout_when_loaded, unpacked_modules, with_unpacked
-from tests.conftest import make_model, save_folder
 from tests.offload.formats import definitions
 from tests.offload.formats.definitions import PUBLISHED
 from tests.offload.formats.published_checkpoints import WHOLE_BLOCKS, publish
 from tests.offload.gguf.files import write_gguf
 from tests.offload.streaming import CPU, logits, skeleton_of, unlimited_placement
+from tests.support.families import make_model, save_folder
 
 TINY = Path(__file__).parent / "gguf" / "tiny"
 VOCAB, HIDDEN = 320, 2048

@@ -17,9 +17,9 @@ from offload.layouts.layout import ComputeLayout, Kernel
 from offload.packed_weight import PackedWeight, weight_of
 from offload.quantized_cache import load_or_quantize
 from offload.skeleton import Skeleton
-from tests.conftest import FAMILIES, LATENT, SMALL, make_model, save_folder
 from tests.offload.formats.whole_steps import WholeSteps
 from tests.offload.streaming import CPU, skeleton_of, streamed_logits, unlimited_placement
+from tests.support.families import FAMILIES, LATENT, SMALL, make_model, save_folder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

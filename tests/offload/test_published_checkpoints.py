@@ -21,12 +21,12 @@ from offload.formats.storage import content_of
 from offload.quantize import quantized_checkpoint
 from offload.quantized_cache import load_or_quantize
 from offload.skeleton import build_skeleton
-from tests.conftest import VOCAB, make_model, save_folder
 from tests.offload.experts.mixtures import found_logits
 from tests.offload.formats import definitions
 from tests.offload.formats.definitions import PUBLISHED
 from tests.offload.formats.published_checkpoints import publish, publish_gpt_oss, save
 from tests.offload.streaming import CPU, logits, skeleton_of, streamed_logits, unlimited_placement
+from tests.support.families import VOCAB, make_model, save_folder
 
 SIZES = {
     "vocab_size": VOCAB, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,

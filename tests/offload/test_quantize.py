@@ -25,10 +25,10 @@ from offload.packed_weight import PackedModule, PackedWeight
 from offload.quantize import quantized_checkpoint
 from offload.quantized_cache import load_or_quantize
 from offload.skeleton import Skeleton, build_skeleton, match_again
-from tests.conftest import FAMILIES, RECURRENT, make_model, save_folder
 from tests.offload.formats.bitsandbytes_checkpoints import block_scales, looked_up, published
 from tests.offload.formats.whole_steps import WholeSteps
 from tests.offload.streaming import CPU, logits, skeleton_of, streamed_logits, unlimited_placement
+from tests.support.families import FAMILIES, RECURRENT, make_model, save_folder
 
 FAMILIES_TRIED = ["llama-bias", "gpt2", "phi3", "qwen3-moe", "mixtral"]
 

@@ -20,13 +20,13 @@ from offload.packed_weight import PackedWeight
 from offload.quantize import quantized_checkpoint
 from offload.quantized_cache import load_or_quantize
 from offload.skeleton import Skeleton
-from tests.conftest import VOCAB, make_model, save_folder
 from tests.offload.experts.mixtures import found_logits
 from tests.offload.formats import definitions
 from tests.offload.formats.bitsandbytes_checkpoints import published as publish_bitsandbytes
 from tests.offload.formats.definitions import PUBLISHED
 from tests.offload.formats.published_checkpoints import publish, publish_gpt_oss, save
 from tests.offload.streaming import CPU, skeleton_of
+from tests.support.families import VOCAB, make_model, save_folder
 
 # Keys and values have 16 rows, which no kernel takes; 96 rows are no blocks of 64, as int4 has them.
 SIZES = {

@@ -17,8 +17,8 @@ from offload.layer_parts import parts_of
 from offload.layer_store import LayerStore, joined
 from offload.quantize import quantize_layer
 from offload.skeleton import build_skeleton
-from tests.conftest import FAMILIES, make_model, save_folder
 from tests.offload.streaming import CPU, logits, skeleton_of, streamed_logits, unlimited_placement
+from tests.support.families import FAMILIES, make_model, save_folder
 from tests.support.tiny_configs import tiny_config
 
 QUERIES = "model.language_model.message_input.query"

@@ -11,7 +11,7 @@ from transformers import PretrainedConfig
 
 from offload.skeleton import build_on_meta
 from offload.text_part import model_from_config
-from tests.conftest import FAMILIES, RECURRENT
+from tests.support.families import FAMILIES, RECURRENT
 
 CONFIGS = {
     name: {**FAMILIES, **RECURRENT}[name] for name in ("llama", "qwen3-moe", "gemma3", "gemma4", "qwen3-next", "mamba2")

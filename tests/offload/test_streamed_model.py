@@ -31,8 +31,8 @@ from offload.loaders import CpuLoader
 from offload.pages import MappedFile
 from offload.skeleton import build_skeleton
 from offload.streamed_model import StreamedModel
-from tests.conftest import FAMILIES, RECURRENT, SMALL, make_model, save_folder
 from tests.offload.streaming import CPU, logits, skeleton_of, unlimited_placement
+from tests.support.families import FAMILIES, RECURRENT, SMALL, make_model, save_folder
 from tests.support.tiny_configs import tiny_config
 
 

@@ -11,9 +11,9 @@ from safetensors.torch import load_file, save_file
 from transformers import PretrainedConfig
 
 from edgespec.pair.folder import open_model
-from tests.conftest import FAMILIES, make_model, save_folder
 from tests.offload.formats.definitions import PUBLISHED
 from tests.offload.formats.published_checkpoints import publish
+from tests.support.families import FAMILIES, make_model, save_folder
 
 
 def surplus(folder: Path) -> tuple[str, ...]:

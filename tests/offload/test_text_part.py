@@ -13,8 +13,8 @@ from offload.checkpoint import read_checkpoint
 from offload.errors import CheckpointError
 from offload.skeleton import build_skeleton
 from offload.text_part import decoder_layers, language_model, model_from_config, unread_names
-from tests.conftest import FAMILIES, make_model, save_folder
 from tests.offload.streaming import logits, skeleton_of, streamed_logits, unlimited_placement
+from tests.support.families import FAMILIES, make_model, save_folder
 
 STACKS = {
     "blt": ("patcher", "local_encoder", "global_transformer", "local_decoder"),

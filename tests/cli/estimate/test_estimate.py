@@ -14,9 +14,9 @@ from edgespec.cli import run
 from edgespec.config import parse_size
 from edgespec.pair.pair import open_pair
 from edgespec.placement.copied_layers import DEPTH
-from tests.conftest import FAMILIES, GROUPED, make_model, make_tokenizer, save_folder
 from tests.offload.test_file_tables import NGRAMS, needs_qwen4
 from tests.support.adapters import write_adapter
+from tests.support.families import FAMILIES, GROUPED, make_model, make_tokenizer, save_folder
 
 CARD = ["--device", "cuda", "--max-gpu-mem", "2GiB", "--max-cpu-mem", "1GiB"]
 

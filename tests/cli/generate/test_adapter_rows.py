@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from edgespec.cli.prompts.rows import PromptRow, parse_row, with_adapter_of_model
 from edgespec.errors import EdgespecError
 from tests.cli.conftest import RunCli
-from tests.conftest import greedy_tokens
 from tests.support.adapters import with_adapters, write_adapter
+from tests.support.families import greedy_tokens
 
 PROMPT = "def main("
 NEW = 8

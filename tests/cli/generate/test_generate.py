@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 from edgespec.cli import run
 from edgespec.cli.prompts.read import read_prompts
 from tests.cli.conftest import RunCli, records
-from tests.conftest import greedy_tokens, make_tokenizer
+from tests.support.families import greedy_tokens, make_tokenizer
 
 ROWS = '{"id": "a", "prompt": "def main("}\n{"prompt": "import os", "category": "x"}\n'
 

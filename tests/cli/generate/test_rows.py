@@ -30,8 +30,8 @@ from edgespec.text.request import TextRequest
 from edgespec.tree.token_tree import TokenTree
 from edgespec.tuning.step import StepResult
 from tests.cli.conftest import RunCli, jsonl, records
-from tests.conftest import make_tokenizer
 from tests.profiles.examples import example_profile
+from tests.support.families import make_tokenizer
 
 DEF, IMPORT = "def main(", "import os"
 NAMES = ("sampling", "seed", "name", "max_new_tokens")  # of a request

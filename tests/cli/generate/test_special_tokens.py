@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import RunCli, jsonl
-from tests.conftest import make_tokenizer
+from tests.support.families import make_tokenizer
 
 TEMPLATE = "{% for m in messages %}[{{ m.role[0] }}]{{ m.content }}\n{% endfor %}[a]"
 MARK = "@"

@@ -15,7 +15,7 @@ from edgespec.cli.prompts.rows import PromptRow, parse_row
 from edgespec.config import SamplingSettings
 from edgespec.engine import Engine
 from tests.cli.conftest import RunCli, jsonl, records, written
-from tests.conftest import make_tokenizer
+from tests.support.families import make_tokenizer
 
 CONTEXT = 64
 TOKENIZER = make_tokenizer()  # a token is a byte

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from tests.cli.conftest import RunCli
-from tests.conftest import FAMILIES, make_model
 from tests.hub import Cache
 from tests.offload.gguf.files import write_gguf
 from tests.support.adapters import write_adapter
+from tests.support.families import FAMILIES, make_model
 
 GGUF_SETTINGS = {
     "general.architecture": "llama", "general.type": "adapter", "adapter.type": "lora", "adapter.lora.alpha": 4.0,

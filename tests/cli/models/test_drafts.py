@@ -9,12 +9,12 @@ import pytest
 from transformers import LlamaConfig
 
 from tests.cli.conftest import RunCli
-from tests.conftest import SMALL, make_model, save_folder
 from tests.edgespec.draft.dflash_drafter import Drafter, write_drafter
 from tests.edgespec.draft.eagle3_head import Head, write_head
 from tests.edgespec.draft.test_mtp_gguf import LAYER, cut
 from tests.hub import Cache
 from tests.offload.gguf.test_tiny_models import TINY
+from tests.support.families import SMALL, make_model, save_folder
 
 
 @pytest.fixture

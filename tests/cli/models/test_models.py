@@ -10,11 +10,11 @@ from transformers import BertConfig, LlamaConfig, MptConfig
 
 from edgespec.hub.other_programs import llama_cpp_folder
 from tests.cli.conftest import RunCli
-from tests.conftest import FAMILIES, GROUPED, make_model, make_tokenizer, save_folder
 from tests.hub import Cache
 from tests.offload.formats.bitsandbytes_checkpoints import published
 from tests.offload.gguf.files import write_gguf
 from tests.offload.gguf.test_refused import TINY
+from tests.support.families import FAMILIES, GROUPED, make_model, make_tokenizer, save_folder
 
 
 def listed(run_cli: RunCli, *arguments: str) -> dict[str, dict[str, Any]]:

@@ -26,9 +26,9 @@ from edgespec.user_paths import profiles_folder
 from profiles.files import read_profile, write_profile
 from profiles.schema import SCHEMA, Profile
 from tests.cli.conftest import Outcome, RunCli
-from tests.conftest import FAMILIES, make_model, save_folder
 from tests.offload.experts.mixtures import save_mixture
 from tests.profiles.examples import PLAIN, example_plan, example_profile
+from tests.support.families import FAMILIES, make_model, save_folder
 
 TINY = Effort(budget_s=2.0, max_s=2.0, steps=16)
 PROMPTS = '{"prompt": "def read_lines(path):"}\n{"prompt": "import os\\n\\nclass Folder:"}\n'

@@ -22,7 +22,7 @@ from edgespec.model.layer_major import Watch
 from edgespec.model.pass_rows import next_rows
 from edgespec.model.target import Target
 from edgespec.text.results import GenerationResult
-from tests.conftest import FAMILIES, VOCAB, make_model, make_tokenizer
+from tests.support.families import FAMILIES, VOCAB, make_model, make_tokenizer
 
 GREEDY = SamplingSettings()
 TEMPLATE = (

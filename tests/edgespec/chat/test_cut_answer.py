@@ -13,8 +13,8 @@ from edgespec.chat.chat_template import Message
 from edgespec.chat.conversation import Conversation
 from edgespec.chat.tools import read_tools
 from edgespec.sampling.noise import generator_at, text_key
-from tests.conftest import FAMILIES, RECURRENT, make_model, save_folder
 from tests.edgespec.chat.test_conversation import TEMPLATE
+from tests.support.families import FAMILIES, RECURRENT, make_model, save_folder
 
 SAID = ("def main(", "import os", "for name in sorted(")
 WARM = SamplingSettings(temperature=0.9, top_p=0.95)

@@ -13,7 +13,7 @@ from edgespec.chat.given_template import unread, with_template
 from edgespec.chat.rendering import rendered
 from edgespec.errors import EdgespecError
 from edgespec.pair.pair import open_pair, open_tokenizer
-from tests.conftest import make_tokenizer
+from tests.support.families import make_tokenizer
 
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}>{% endif %}"
 NAMED = [{"name": "default", "template": TEMPLATE}, {"name": "tool_use", "template": "TOOLS" + TEMPLATE}]

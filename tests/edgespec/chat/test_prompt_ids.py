@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, BatchEncoding
 from edgespec import EdgespecError, Engine
 from edgespec.chat.prompt_ids import prompt_ids
 from edgespec.text.token_ids import token_ids
-from tests.conftest import make_tokenizer
+from tests.support.families import make_tokenizer
 
 IDS = [69, 70, 71, 8]
 FORMS: dict[str, Callable[[], Any]] = {

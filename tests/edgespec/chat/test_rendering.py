@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerFast
 from edgespec.chat.prompt_ids import prompt_ids
 from edgespec.chat.rendering import refuses_system, rendered
 from edgespec.errors import EdgespecError
-from tests.conftest import make_tokenizer
+from tests.support.families import make_tokenizer
 
 TURN = "{% for m in messages %}[{{ m.role }}]{{ m.content or '' }}"
 END = "{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"

@@ -10,7 +10,7 @@ from transformers.utils import chat_template_utils
 
 from edgespec import Engine
 from edgespec.chat.template_date import telling
-from tests.conftest import make_tokenizer
+from tests.support.families import make_tokenizer
 
 DAY = datetime.date(2027, 3, 5)
 TEMPLATES = {

@@ -9,7 +9,7 @@ from edgespec import EdgespecError, Engine
 from edgespec.chat.chat_template import Message, message_fields, template_ids
 from edgespec.chat.conversation import Conversation
 from edgespec.text.token_text import text_of_tokens
-from tests.conftest import make_tokenizer
+from tests.support.families import make_tokenizer
 
 SPECIAL = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "[TOOL_CALLS]", "<think|>")
 ASSISTANT = "<|start|>assistant"

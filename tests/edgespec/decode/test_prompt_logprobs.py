@@ -12,9 +12,9 @@ from edgespec import Engine, MemoryLimits, TreeSettings
 from edgespec.decode import batch, reading
 from edgespec.model.pass_rows import PassRows
 from edgespec.model.row_chunks import rows_at_once
-from tests.conftest import FAMILIES, GROUPED, RECURRENT, make_model, save_folder
 from tests.edgespec.draft.contract import open_engine
 from tests.edgespec.draft.test_distributions import Allocated
+from tests.support.families import FAMILIES, GROUPED, RECURRENT, make_model, save_folder
 
 PLAIN = TreeSettings(policy="none")
 PROMPT = [7 * number % 250 for number in range(90)]

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import make_model, save_folder
 from tests.edgespec.draft.eagle3_head import TARGET
+from tests.support.families import make_model, save_folder
 
 
 @pytest.fixture(scope="session")

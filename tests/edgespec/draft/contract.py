@@ -26,7 +26,6 @@ from edgespec.text.request import TextRequest
 from edgespec.text.results import GenerationResult
 from edgespec.train.head_model import lender, new_head, save_head
 from edgespec.tree.token_tree import TokenTree
-from tests.conftest import FAMILIES, RECURRENT, SMALL, make_model, save_folder
 from tests.edgespec.draft.dflash_drafter import Drafter, write_drafter
 from tests.edgespec.draft.eagle3_head import Head, write_head
 from tests.edgespec.draft.gemma_assistant import Assistant, write_assistant
@@ -34,6 +33,7 @@ from tests.edgespec.draft.gemma_assistant import write_as_gguf as write_assistan
 from tests.edgespec.draft.gguf_drafts import write_as_gguf
 from tests.edgespec.draft.mtp_target import TYPES, write_target
 from tests.offload.gguf.test_tiny_models import NAMES, TINY
+from tests.support.families import FAMILIES, RECURRENT, SMALL, make_model, save_folder
 
 FURTHER = [name for name in NAMES if name.endswith("-mtp")]  # files with such a layer
 

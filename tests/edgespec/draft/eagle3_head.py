@@ -15,7 +15,7 @@ from transformers import LlamaConfig, PreTrainedModel
 
 from edgespec.model.family_logits import decoder_of
 from offload.text_part import decoder_layers
-from tests.conftest import GROUPED
+from tests.support.families import GROUPED
 
 HEADS, KEY_HEADS, HEAD_DIM, INNER = 4, 2, 12, 40  # heads are wider than h / HEADS
 EPS, THETA = 1e-5, 500.0

@@ -13,10 +13,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from edgespec.draft.readings import AS_STATED, Reading
-from tests.conftest import make_tokenizer
 from tests.edgespec.draft.eagle3_head import random_weight
 from tests.edgespec.draft.gguf_drafts import F32, Packing
 from tests.offload.gguf.files import write_gguf
+from tests.support.families import make_tokenizer
 
 HEADS, HEAD_DIM, INNER = 4, 8, 40  # heads as those of `FAMILIES`' Gemma 4
 EPS, THETA, GLOBAL_THETA, PART = 1e-6, 10000.0, 1e6, 0.25

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from edgespec import Engine
 from offload.formats.gguf_blocks import TYPES, UNPACKED
 from offload.native.compiler import is_available
-from tests.conftest import make_tokenizer
 from tests.edgespec.draft.dflash_drafter import SELECTOR
 from tests.offload.gguf.files import write_gguf
 from tests.support.block_scales import HALVES
+from tests.support.families import make_tokenizer
 
 F32, I64 = 0, 27
 DEVIATION = 0.02  # of random blocks' numbers

@@ -11,7 +11,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
 
 from edgespec.draft.mtp import mtp_config
 from edgespec.draft.readings import AS_STATED, Reading
-from tests.conftest import make_model, save_folder
+from tests.support.families import make_model, save_folder
 from tests.support.tiny_configs import tiny_config
 
 NUMBERED_OWN = {"enorm": "enorm", "hnorm": "hnorm", "eh_proj": "eh_proj", "norm": "shared_head.norm"}

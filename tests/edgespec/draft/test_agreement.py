@@ -26,7 +26,6 @@ from edgespec.model.causal_model import CausalModel
 from edgespec.model.target import Target
 from edgespec.pair.pair import DEMO_FOLDER, open_pair
 from edgespec.tuning import draft_check
-from tests.conftest import make_model
 from tests.edgespec.draft.dflash_drafter import Drafter, after, places, selected, write_drafter
 from tests.edgespec.draft.dflash_drafter import tensors_of as tensors_of_drafter
 from tests.edgespec.draft.eagle3_head import TARGET, Head, reference, states_of, tensors_of, write_head
@@ -34,6 +33,7 @@ from tests.edgespec.draft.mtp_target import last_states
 from tests.edgespec.draft.mtp_target import reference as reference_of_layer
 from tests.edgespec.draft.mtp_target import write_target as write_mtp_target
 from tests.edgespec.draft.test_paired_tokens import shared
+from tests.support.families import make_model
 
 TEXT = list(range(40, 70))
 AUX_LAYERS = (2, 4, 5)

@@ -19,7 +19,6 @@ from edgespec.draft.block import BlockDrafter, MarkovBlockDrafter, SelectorBlock
 from edgespec.draft.dflash_network import DFlashLayer
 from edgespec.errors import EdgespecError
 from edgespec.pair.pair import open_pair
-from tests.conftest import make_model
 from tests.edgespec.draft.contract import GREEDY_AND_WARM, PROMPT, TEXT, drafter_at, open_engine, rounds_of
 from tests.edgespec.draft.dflash_drafter import (
     CANDIDATES,
@@ -32,6 +31,7 @@ from tests.edgespec.draft.dflash_drafter import (
     write_drafter,
 )
 from tests.edgespec.draft.eagle3_head import TARGET, states_of
+from tests.support.families import make_model
 
 SCALES = (("input_embedding_scale", 3.0), ("output_multiplier", 0.5), ("final_logit_softcapping", 4.0))
 WINDOWS: dict[str, Any] = {"windows": (9, 9, 9)}

@@ -17,7 +17,6 @@ from edgespec.config import DraftSampling
 from edgespec.pair.pair import open_pair
 from edgespec.sampling.grammar import regex_grammar
 from edgespec.sampling.processors import LogitProcessors
-from tests.conftest import VOCAB, make_tokenizer
 from tests.edgespec.chat.test_call_grammar import ANSWER, SUN
 from tests.edgespec.draft.contract import (
     DRAFTS,
@@ -36,6 +35,7 @@ from tests.edgespec.draft.contract import (
     rounds_of,
 )
 from tests.offload.gguf.files import copy_gguf
+from tests.support.families import VOCAB, make_tokenizer
 
 TREES = [*POLICIES, TreeSettings(policy="opt-tree", draw="chosen", size=12, lookup=False)]
 # All with a draft of each way of guessing: node by node, a block at once, from hidden states; others with two in turn

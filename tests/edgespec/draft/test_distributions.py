@@ -23,7 +23,7 @@ from edgespec.placement.run_config import RunConfig
 from edgespec.sampling.noise import TextNoise
 from edgespec.tree.settings import TreeSettings
 from edgespec.tree.token_tree import TokenTree
-from tests.conftest import SMALL, make_model
+from tests.support.families import SMALL, make_model
 
 CPU = torch.device("cpu")
 SAMPLING = SamplingSettings(temperature=0.9, top_p=0.9)

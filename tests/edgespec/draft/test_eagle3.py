@@ -11,9 +11,9 @@ from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
 from edgespec import Engine
-from tests.conftest import FAMILIES, RECURRENT, make_model, save_folder
 from tests.edgespec.draft.contract import TEXT, drafter_at, open_engine, rounds_of
 from tests.edgespec.draft.eagle3_head import ALL_FLAGS, TARGET, Head, reference, states_of, tensors_of, write_head
+from tests.support.families import FAMILIES, RECURRENT, make_model, save_folder
 
 LAYERS = 8
 

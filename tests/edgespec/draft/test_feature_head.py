@@ -31,8 +31,8 @@ from edgespec.placement.plan import placement_for
 from edgespec.sampling.distribution import to_draft_probs
 from edgespec.sampling.noise import TextNoise
 from edgespec.train.head_model import new_head, own_tensors
-from tests.conftest import FAMILIES, SMALL, VOCAB, make_model
 from tests.edgespec.draft.contract import TEXT, facts, rounds_of, write_feature_head
+from tests.support.families import FAMILIES, SMALL, VOCAB, make_model
 from tests.support.lossless import law_p_value
 
 CPU = torch.device("cpu")

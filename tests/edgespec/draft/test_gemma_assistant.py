@@ -22,7 +22,6 @@ from edgespec.pair.folder import open_model
 from edgespec.pair.pair import open_pair
 from edgespec.placement.pass_load import model_load
 from edgespec.placement.weights import weights_by_size
-from tests.conftest import FAMILIES, GROUPED, MIXED, TWO_SIZES, make_model, save_folder
 from tests.edgespec.draft.contract import DRAFTED, GEMMAS_4, TEXT, drafter_at, open_engine, rounds_of
 from tests.edgespec.draft.gemma_assistant import (
     SEES_ALL,
@@ -38,6 +37,7 @@ from tests.edgespec.draft.gemma_assistant import (
     config_of as config_of_assistant,
 )
 from tests.edgespec.prefix_cache.test_prompt_cache import SYSTEM, contents, texts
+from tests.support.families import FAMILIES, GROUPED, MIXED, TWO_SIZES, make_model, save_folder
 
 PADDED = 264  # tokens of a target whose head is ordered
 FORMS: dict[str, Assistant] = {

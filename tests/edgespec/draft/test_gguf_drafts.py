@@ -26,7 +26,6 @@ from offload.gguf.header import read_gguf
 from offload.gguf.rotation import LLAMA3, _llama3_factors
 from offload.packed_outside import PackedHead, PackedTable
 from offload.unpacked_once import packed_outside
-from tests.conftest import FAMILIES, GROUPED, make_model, save_folder
 from tests.edgespec.draft import dflash_drafter, eagle3_head, gemma_assistant
 from tests.edgespec.draft.contract import GEMMAS_4, open_engine
 from tests.edgespec.draft.dflash_drafter import Drafter, write_drafter
@@ -35,6 +34,7 @@ from tests.edgespec.draft.gemma_assistant import Assistant, write_assistant
 from tests.edgespec.draft.gguf_drafts import BOUND, KINDS, check_is_multiplied, random_blocks, write_as_gguf
 from tests.edgespec.draft.test_mtp import first_guess
 from tests.offload.gguf.files import copy_gguf
+from tests.support.families import FAMILIES, GROUPED, make_model, save_folder
 from tests.support.plain_weights import weights_of
 
 TARGET = LlamaConfig(**{**GROUPED, "num_hidden_layers": 8})

@@ -5,7 +5,7 @@ from transformers import AutoConfig
 
 from edgespec.draft.head_network import head_config
 from edgespec.errors import EdgespecError
-from tests.conftest import RECURRENT
+from tests.support.families import RECURRENT
 
 
 @pytest.mark.parametrize("family", ["lfm2", "qwen3-next", "olmo-hybrid", "granite-hybrid"])

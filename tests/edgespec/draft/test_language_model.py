@@ -14,8 +14,8 @@ from edgespec.model.causal_model import CausalModel
 from edgespec.model.text_cache import TextCache
 from edgespec.sampling.distribution import to_draft_probs
 from edgespec.tree.token_tree import TokenTree
-from tests.conftest import FAMILIES, RECURRENT, VOCAB, make_model
 from tests.edgespec.draft.contract import TEXT, rounds_of
+from tests.support.families import FAMILIES, RECURRENT, VOCAB, make_model
 
 CPU = torch.device("cpu")
 SAMPLING = DraftSampling(temperature=0.8, top_p=0.95, tail_share=0.05)

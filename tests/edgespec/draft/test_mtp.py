@@ -32,11 +32,11 @@ from edgespec.placement.pair_sizes import PairSizes
 from edgespec.placement.place import Memory
 from edgespec.placement.run_config import RunConfig
 from edgespec.tuning import draft_check
-from tests.conftest import make_model, save_folder
 from tests.edgespec.draft.contract import PLAIN, TEXT, drafter_at, open_engine, rounds_of
 from tests.edgespec.draft.mtp_target import TYPES, reference, write_target
 from tests.offload.formats.definitions import PUBLISHED
 from tests.offload.formats.published_checkpoints import publish
+from tests.support.families import make_model, save_folder
 from tests.support.tiny_configs import tiny_config
 
 RUN = RunConfig(

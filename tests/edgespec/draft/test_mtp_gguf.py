@@ -25,12 +25,12 @@ from edgespec.pair.mtp import own_draft
 from edgespec.pair.pair import open_pair
 from offload.formats.gguf_blocks import TYPES
 from offload.gguf.header import GgufTensor, TextList, read_gguf
-from tests.conftest import make_tokenizer
 from tests.edgespec.draft.contract import DRAFTED, FURTHER, open_engine
 from tests.edgespec.draft.gguf_drafts import BOUND, F32, KINDS, check_is_multiplied, random_blocks
 from tests.edgespec.draft.test_mtp import first_guess
 from tests.offload.gguf.files import copy_gguf, write_gguf
 from tests.offload.gguf.test_tiny_models import TINY
+from tests.support.families import make_tokenizer
 from tests.support.plain_weights import weights, weights_of
 
 NAMES = FURTHER

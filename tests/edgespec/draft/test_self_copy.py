@@ -18,9 +18,9 @@ from edgespec.placement.pair_profile import pair_facts
 from edgespec.placement.pair_setup import set_up
 from edgespec.placement.run_config import resolve_run_config
 from offload.placement import COPIES
-from tests.conftest import FAMILIES, RECURRENT, SMALL, make_model, save_folder
 from tests.edgespec.draft.contract import open_engine
 from tests.offload.formats.bitsandbytes_checkpoints import published
+from tests.support.families import FAMILIES, RECURRENT, SMALL, make_model, save_folder
 
 COPY = Path("self:nf4")
 STREAMED = MemoryLimits(max_resident_layers=0)

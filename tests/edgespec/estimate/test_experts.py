@@ -37,7 +37,7 @@ from edgespec.placement.weights import Weights
 from edgespec.tree.settings import TreeSettings
 from offload.layouts import int4_orders
 from profiles.roofline import ExpertLoad, ModelLoad
-from tests.conftest import FAMILIES, GROUPED
+from tests.support.families import FAMILIES, GROUPED
 
 GIB = 1 << 30
 CUDA = torch.device("cuda:0")

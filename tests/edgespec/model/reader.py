@@ -13,7 +13,7 @@ from edgespec.model.causal_model import CausalModel
 from edgespec.model.target import Target
 from edgespec.model.text_cache import TextCache
 from edgespec.tree.token_tree import TokenTree
-from tests.conftest import RECURRENT, VOCAB, make_model
+from tests.support.families import RECURRENT, VOCAB, make_model
 
 CPU = torch.device("cpu")
 LEVEL_KINDS = ["jamba", "zaya"]  # read level by level: Mamba 1, and convolutions before attention

@@ -13,8 +13,8 @@ from transformers import MiniCPM3Config
 from edgespec import EdgespecError, Engine, MemoryLimits, TreeSettings
 from edgespec.model.pass_rows import next_rows
 from offload.packed_weight import weight_of
-from tests.conftest import FAMILIES, LATENT, RECURRENT, SMALL, make_model, save_folder
 from tests.support.adapters import with_adapters, write_adapter
+from tests.support.families import FAMILIES, LATENT, RECURRENT, SMALL, make_model, save_folder
 from tests.support.tiny_checkpoints import make_model as tiny_model
 from tests.support.tiny_configs import tiny_config
 

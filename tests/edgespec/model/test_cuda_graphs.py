@@ -19,8 +19,8 @@ from edgespec.model import cuda_graphs as cuda_graphs
 from edgespec.model.causal_model import CausalModel
 from edgespec.model.cuda_graphs import ROWS, has_static_passes
 from edgespec.pair.pair import open_pair
-from tests.conftest import FAMILIES, make_model
 from tests.edgespec.model.reader import Reader
+from tests.support.families import FAMILIES, make_model
 
 STATIC = ["llama", "qwen2", "qwen3", "mistral", "phi3", "opt", "gpt2", "gpt-neox"]
 

@@ -10,8 +10,8 @@ import transformers
 from transformers import PretrainedConfig
 
 from edgespec.model.supported import no_tree_reason
-from tests.conftest import EAGER_ONLY, FAMILIES, GROUPED, LATENT, MIXED, SMALL, VOCAB, WINDOW, make_model
 from tests.edgespec.model.reader import Reader
+from tests.support.families import EAGER_ONLY, FAMILIES, GROUPED, LATENT, MIXED, SMALL, VOCAB, WINDOW, make_model
 
 # Of which each has something that no other family has
 UNUSUAL: dict[str, Callable[[], PretrainedConfig]] = {

@@ -13,7 +13,7 @@ from edgespec.model.pass_rows import PassRows, next_rows
 from edgespec.model.row_chunks import row_chunks, rows_at_once
 from edgespec.model.text_cache import TextCache
 from edgespec.placement.memory import PassShape, pass_bytes
-from tests.conftest import FAMILIES, GROUPED, SMALL, make_model
+from tests.support.families import FAMILIES, GROUPED, SMALL, make_model
 
 CPU = torch.device("cpu")
 # Families that do something behind the head; make_model's weights make it show

@@ -15,9 +15,9 @@ from edgespec.model.text_cache import TextCache
 from edgespec.pair.pair import DEMO_FOLDER, open_pair
 from offload.stream import LayerStream
 from offload.text_part import decoder_layers
-from tests.conftest import EAGER_ONLY, FAMILIES, GROUPED, VOCAB, make_model
 from tests.edgespec.model.reader import Reader, random_tree
 from tests.offload.experts.mixtures import MIXTURES
+from tests.support.families import EAGER_ONLY, FAMILIES, GROUPED, VOCAB, make_model
 
 CPU = torch.device("cpu")
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from edgespec import Engine, MemoryLimits
 from edgespec.model.pass_rows import PassRows, by_length, next_rows
-from tests.conftest import RECURRENT, VOCAB, make_model
+from tests.support.families import RECURRENT, VOCAB, make_model
 from tests.support.row_bits import let_states_last, num_with_other_bits
 
 KINDS = ["lfm2", "qwen3-next", "falcon-h1", "mamba2"]

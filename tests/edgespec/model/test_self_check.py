@@ -22,8 +22,8 @@ from edgespec.model.narrow_copy import narrow_copy, random_model
 from edgespec.model.pass_rows import SeenKeys, Span
 from edgespec.model.self_check import OTHER_TOKENS, TEXT_TOKENS, _failure, check_tree_reading
 from offload.skeleton import build_on_meta
-from tests.conftest import EAGER_ONLY, FAMILIES, GROUPED, RECURRENT
 from tests.edgespec.placement.test_place import small_deepseek
+from tests.support.families import EAGER_ONLY, FAMILIES, GROUPED, RECURRENT
 from tests.support.tiny_configs import tiny_config
 
 CPU = torch.device("cpu")

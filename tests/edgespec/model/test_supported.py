@@ -9,7 +9,7 @@ from transformers import CONFIG_MAPPING, LlamaConfig, PretrainedConfig
 from edgespec.errors import EdgespecError
 from edgespec.model.supported import check_supported, no_tree_reason, understanding
 from edgespec.model.tree_support import support_of
-from tests.conftest import FAMILIES
+from tests.support.families import FAMILIES
 from tests.support.tiny_configs import tiny_config
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {

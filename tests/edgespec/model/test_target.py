@@ -6,7 +6,7 @@ import torch
 
 from edgespec.model.causal_model import CausalModel
 from edgespec.model.target import Target
-from tests.conftest import FAMILIES, make_model
+from tests.support.families import FAMILIES, make_model
 
 
 def test_only_of_the_very_prompt_whose_end_is_known_nothing_is_read() -> None:

@@ -18,7 +18,6 @@ from edgespec.pair import at_hand
 from edgespec.pair.at_hand import LARGE, SAME, FoundDraft, drafts_at_hand
 from edgespec.pair.folder import open_architecture, open_model
 from edgespec.pair.pair import open_pair
-from tests.conftest import FAMILIES, SMALL, make_model, make_tokenizer, save_folder
 from tests.edgespec.draft.dflash_drafter import Drafter, write_drafter
 from tests.edgespec.draft.eagle3_head import Head, write_head
 from tests.edgespec.draft.gemma_assistant import Assistant, write_assistant
@@ -29,6 +28,7 @@ from tests.edgespec.hub.test_other_programs import pull
 from tests.hub import Cache
 from tests.offload.gguf.files import copy_gguf, gguf_bytes
 from tests.offload.gguf.test_tiny_models import TINY
+from tests.support.families import FAMILIES, SMALL, make_model, make_tokenizer, save_folder
 
 BIG, LITTLE = TINY / "gemma3.gguf", TINY / "qwen2.gguf"  # of the same tokens
 

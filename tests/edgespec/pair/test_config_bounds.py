@@ -13,7 +13,7 @@ import pytest
 from edgespec import EdgespecError
 from edgespec.pair.config_bounds import check_bounds
 from edgespec.pair.folder import open_architecture, open_model
-from tests.conftest import FAMILIES, RECURRENT
+from tests.support.families import FAMILIES, RECURRENT
 
 MANY = 1_000_000
 

@@ -17,10 +17,10 @@ from edgespec.hub.adapter_names import on_its_base
 from edgespec.pair.folder import open_model
 from offload.adapters.gguf import read_gguf_adapter
 from offload.errors import OffloadError
-from tests.conftest import FAMILIES, make_model, save_folder
 from tests.hub import Cache
 from tests.offload.gguf.files import write_gguf
 from tests.support.adapters import PREFIX, save_adapter, write_adapter
+from tests.support.families import FAMILIES, make_model, save_folder
 
 IDS = torch.arange(40, 75)
 F32, F16 = 0, 1

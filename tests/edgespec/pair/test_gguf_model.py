@@ -15,9 +15,9 @@ from edgespec.errors import EdgespecError
 from edgespec.pair.folder import fingerprint, open_architecture, open_model
 from edgespec.pair.pair import open_pair
 from offload.gguf.header import TextList, read_gguf
-from tests.conftest import greedy_tokens
 from tests.offload.gguf.files import write_gguf
 from tests.offload.gguf.test_tiny_models import NAMES, TINY, weights
+from tests.support.families import greedy_tokens
 
 PROMPT, LENGTH = list(range(3, 15)), 12
 

@@ -19,7 +19,7 @@ from edgespec.doctor.inventory import Inspector, drafts_for
 from edgespec.pair.pair import check_vocabularies, open_pair
 from edgespec.pair.same_tokens import MAX_UNSHARED, Tokens, unshared_tokens
 from edgespec.text.results import GenerationResult
-from tests.conftest import FAMILIES, SMALL, make_model, make_tokenizer, save_folder
+from tests.support.families import FAMILIES, SMALL, make_model, make_tokenizer, save_folder
 
 THINK = ["<tool_response>", "</tool_response>", "<think>", "</think>"]
 PADDED = 264  # rows of the tables of both

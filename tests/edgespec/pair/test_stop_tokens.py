@@ -12,7 +12,7 @@ from transformers import AutoConfig, GenerationConfig
 from edgespec.errors import EdgespecError
 from edgespec.pair.pair import open_pair
 from edgespec.text.context import doubtful_ends
-from tests.conftest import FAMILIES, make_model, save_folder
+from tests.support.families import FAMILIES, make_model, save_folder
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import pytest
 from edgespec import TreeSettings
 from edgespec.pair.folder import open_model
 from edgespec.pair.tree_support import followed_trees, notes_of_support
-from tests.conftest import RECURRENT, make_model, save_folder
+from tests.support.families import RECURRENT, make_model, save_folder
 
 
 @pytest.mark.parametrize(("family", "is_alone"), [("mamba", True), ("mamba2", False)])

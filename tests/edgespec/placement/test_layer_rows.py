@@ -9,9 +9,9 @@ from edgespec.model import causal_model
 from edgespec.model.pass_rows import ALL_PROMPT_ROWS
 from edgespec.placement.memory import CHUNK_ROWS, MIXTURE_ROWS_SHARE, PassShape, layer_rows, pass_bytes
 from offload.skeleton import Skeleton
-from tests.conftest import FAMILIES, make_model, save_folder
 from tests.offload.experts.mixtures import save_mixture
 from tests.offload.streaming import skeleton_of
+from tests.support.families import FAMILIES, make_model, save_folder
 
 MIB = 1 << 20
 DTYPE = torch.bfloat16

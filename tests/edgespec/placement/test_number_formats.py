@@ -20,13 +20,13 @@ from offload.layouts.known import REPACKED
 from offload.layouts.layout import Kernel
 from offload.streamed_model import StreamedModel
 from offload.unpacked_once import added_bytes, with_unpacked
-from tests.conftest import EXPERTS, make_model, save_folder
 from tests.offload.formats import definitions
 from tests.offload.formats.bitsandbytes_checkpoints import published as publish_bitsandbytes
 from tests.offload.formats.definitions import PUBLISHED
 from tests.offload.formats.published_checkpoints import WHOLE_BLOCKS, publish
 from tests.offload.layouts.pretend_kernels import pretend_kernels
 from tests.offload.streaming import CPU, logits, unlimited_placement
+from tests.support.families import EXPERTS, make_model, save_folder
 
 F32, BF16 = torch.float32, torch.bfloat16
 KERNELS = ("int4", "nf4-cpu", "int8")

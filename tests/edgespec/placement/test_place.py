@@ -19,8 +19,8 @@ from edgespec.text.trees import check_tree_fits
 from edgespec.tree.settings import TreeSettings
 from offload.allocated import LARGE_BUFFER_BYTES, allocated_bytes
 from offload.placement import Placement
-from tests.conftest import BY_LEVELS, EAGER_ONLY, FAMILIES, RECURRENT, SMALL, make_model
 from tests.support.allocator import RoundingAllocator
+from tests.support.families import BY_LEVELS, EAGER_ONLY, FAMILIES, RECURRENT, SMALL, make_model
 
 GIB = 1 << 30
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)

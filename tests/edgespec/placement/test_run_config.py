@@ -10,7 +10,7 @@ from edgespec import EdgespecError, MemoryLimits
 from edgespec.pair.folder import ModelFolder
 from edgespec.placement.run_config import RunConfig, resolve_run_config
 from offload.checkpoint import Checkpoint
-from tests.conftest import FAMILIES
+from tests.support.families import FAMILIES
 
 TARGET = ModelFolder(
     folder=Path("llama"), config=FAMILIES["llama"](), checkpoint=Checkpoint(folder=Path("llama"), tensors={}),

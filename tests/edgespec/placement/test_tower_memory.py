@@ -9,7 +9,7 @@ from transformers import AutoModelForImageTextToText
 
 from edgespec import Engine
 from edgespec.model.narrow_copy import narrow_copy
-from tests.conftest import VOCAB, save_folder
+from tests.support.families import VOCAB, save_folder
 
 
 def test_a_family_whose_config_has_no_part_for_the_tower_is_planned(tmp_path: Path) -> None:

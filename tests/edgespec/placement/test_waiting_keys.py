@@ -23,7 +23,7 @@ from edgespec.placement.weights import weights_by_size
 from edgespec.tree.settings import TreeSettings
 from offload.placement import KEYS, KEYS_ON_THE_WAY, PINNED, STAGING, WAITING_KEYS, Placement
 from profiles.roofline import stream_s
-from tests.conftest import FAMILIES
+from tests.support.families import FAMILIES
 from tests.support.published_configs import MODELS
 
 GIB = 1 << 30

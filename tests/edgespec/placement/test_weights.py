@@ -14,12 +14,12 @@ from offload.layouts.int4 import Int4
 from offload.layouts.int4_orders import kernel_order
 from offload.layouts.known import kernel_of
 from offload.layouts.nf4_cpu import Nf4Cpu, kernel_is_there
-from tests.conftest import make_model, save_folder
 from tests.offload.formats import definitions
 from tests.offload.formats.bitsandbytes_checkpoints import published as publish_bitsandbytes
 from tests.offload.formats.definitions import PUBLISHED
 from tests.offload.formats.published_checkpoints import WHOLE_BLOCKS, publish
 from tests.offload.streaming import CPU, skeleton_of, streamed_logits, unlimited_placement
+from tests.support.families import make_model, save_folder
 
 NUM_MATRICES = 7 * WHOLE_BLOCKS.num_hidden_layers
 PROMPT, NUM_TOKENS = "def main(", 24

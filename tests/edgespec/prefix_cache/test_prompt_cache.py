@@ -17,8 +17,8 @@ from edgespec.errors import EdgespecError
 from edgespec.model.text_cache import TextCache
 from edgespec.pair.pair import open_pair
 from edgespec.prefix_cache.prompt_cache import HEADER, PromptCache
-from tests.conftest import FAMILIES, RECURRENT, SMALL, make_model, save_folder
 from tests.offload.gguf.test_tiny_models import TINY
+from tests.support.families import FAMILIES, RECURRENT, SMALL, make_model, save_folder
 
 SYSTEM = [(7 * number) % 250 for number in range(40)]  # longer than the sliding windows
 PROMPTS = [[*SYSTEM, 3, 4, 5], [*SYSTEM, 9, 8], [*SYSTEM, 3, 1]]

@@ -13,7 +13,7 @@ from edgespec import Engine, TreeSettings
 from edgespec.pair.pair import open_pair
 from edgespec.prefix_cache.prompt_cache import PromptCache
 from edgespec.prefix_cache.prompt_rows import PromptRows
-from tests.conftest import FAMILIES, make_model, save_folder
+from tests.support.families import FAMILIES, make_model, save_folder
 
 SYSTEM = [(7 * number) % 250 for number in range(40)]
 OTHER_SYSTEM = [(11 * number + 3) % 250 for number in range(40)]

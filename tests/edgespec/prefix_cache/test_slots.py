@@ -14,8 +14,8 @@ from edgespec import Engine, TreeSettings
 from edgespec.errors import EdgespecError
 from edgespec.prefix_cache import prompt_cache, slots
 from edgespec.prefix_cache.slots import Slots
-from tests.conftest import FAMILIES, RECURRENT, SMALL, make_model, save_folder
 from tests.edgespec.model.reader import KINDS
+from tests.support.families import FAMILIES, RECURRENT, SMALL, make_model, save_folder
 
 SYSTEM = "def total(values):\n    found = 0\n    for value in values:\n        found += value\n    return found\n\n"
 NAMES = ("first", "second", "third")

@@ -11,7 +11,7 @@ from torch import Tensor
 from edgespec.errors import EdgespecError
 from edgespec.sampling.grammar import Grammar, json_schema_grammar, response_format_grammar
 from edgespec.sampling.matcher import GrammarMatcher, TokenGrammar, token_grammar
-from tests.conftest import make_tokenizer
+from tests.support.families import make_tokenizer
 
 TOKENIZER = make_tokenizer()  # bytes, and an end
 END, PADDED = 256, 264  # the model's table has more rows than there are tokens

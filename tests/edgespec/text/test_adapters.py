@@ -20,8 +20,8 @@ from edgespec.pair.pair import DEMO_FOLDER, open_pair
 from edgespec.prefix_cache.caches import new_caches
 from edgespec.prefix_cache.prompt_cache import PromptCache
 from edgespec.prefix_cache.slots import Slots
-from tests.conftest import FAMILIES, greedy_tokens, make_model, save_folder
 from tests.support.adapters import with_adapters, write_adapter
+from tests.support.families import FAMILIES, greedy_tokens, make_model, save_folder
 
 PROMPT = [*b"def read(path):\n    return 0\n\n\ndef write(path):\n    "]
 ENDS = ("q_proj", "v_proj", "o_proj", "up_proj", "down_proj")

@@ -13,7 +13,7 @@ from edgespec import Engine, MemoryLimits, TreeSettings
 from edgespec.model.causal_model import CausalModel
 from edgespec.model.pass_rows import PassRows
 from edgespec.text.request import TextRequest
-from tests.conftest import FAMILIES, RECURRENT, SMALL, make_model, save_folder
+from tests.support.families import FAMILIES, RECURRENT, SMALL, make_model, save_folder
 
 NUM_TEXTS = 8
 TREES = {

@@ -23,7 +23,7 @@ from edgespec.placement.run_config import resolve_run_config
 from edgespec.prefix_cache.prompt_cache import PromptCache
 from offload.stream import LayerStream
 from offload.text_part import language_model
-from tests.conftest import greedy_tokens
+from tests.support.families import greedy_tokens
 from tests.support.tiny_checkpoints import make_model, save_folder
 from tests.support.tiny_configs import is_image_text, tiny_config
 

@@ -14,11 +14,11 @@ from edgespec.decode import batch, draft_reading
 from edgespec.model.pass_rows import PassRows
 from edgespec.text.handle import TextHandle
 from edgespec.tuning.prompt_parts import PromptParts
-from tests.conftest import FAMILIES, RECURRENT, make_model, save_folder
 from tests.edgespec.draft.contract import open_engine
 from tests.edgespec.draft.dflash_drafter import Drafter, write_drafter
 from tests.edgespec.draft.eagle3_head import TARGET as BLOCKS_TARGET
 from tests.edgespec.draft.mtp_target import write_target
+from tests.support.families import FAMILIES, RECURRENT, make_model, save_folder
 
 UNIT = 8  # tokens of a part
 WHOLE = 1 << 12

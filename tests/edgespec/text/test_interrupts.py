@@ -15,8 +15,8 @@ from edgespec import Engine, MemoryLimits, TreeSettings
 from edgespec.model.pass_cache import spans_under_way
 from edgespec.text.handle import TextHandle
 from edgespec.text.request import TextRequest
-from tests.conftest import FAMILIES, RECURRENT, make_model, save_folder
 from tests.interrupts import interrupted_at
+from tests.support.families import FAMILIES, RECURRENT, make_model, save_folder
 
 NUM_PLACES = int(os.environ.get("EDGESPEC_INTERRUPTS", "8"))  # spread over two texts, from beginning to end
 ENGINES: dict[str, dict[str, Any]] = {

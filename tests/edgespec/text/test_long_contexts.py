@@ -17,7 +17,7 @@ from edgespec.model.target import Target
 from edgespec.pair.pair import ModelPair, open_pair
 from edgespec.placement.pair_setup import set_up
 from edgespec.placement.run_config import resolve_run_config
-from tests.conftest import FAMILIES, GROUPED, SMALL, greedy_tokens, make_model, save_folder
+from tests.support.families import FAMILIES, GROUPED, SMALL, greedy_tokens, make_model, save_folder
 
 SHORT, NEW = 64, 20
 TREE, PLAIN = TreeSettings(size=12, depth=5), TreeSettings(policy="none")

@@ -13,8 +13,8 @@ from edgespec.pair.pair import DEMO_FOLDER
 from edgespec.text.request import TextRequest
 from edgespec.tuning.draft_worth import DraftWorth
 from edgespec.tuning.lookup_choice import LookupChoice
-from tests.conftest import RECURRENT, make_model, save_folder
 from tests.edgespec.text.test_processed import alone, together
+from tests.support.families import RECURRENT, make_model, save_folder
 
 PLAIN = TreeSettings(policy="none")
 TREES = {"lookup alone": TreeSettings(policy="lookup", size=12), "with a draft": TreeSettings(size=12)}

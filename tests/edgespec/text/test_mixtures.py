@@ -15,8 +15,8 @@ from edgespec.placement import place as placing
 from edgespec.placement.memory import MIXTURE_ROWS_SHARE
 from offload.experts.expert_placement import place_on_demand
 from offload.placement import Placement
-from tests.conftest import make_model, save_folder
 from tests.offload.experts.mixtures import MIXTURES, save_mixture
+from tests.support.families import make_model, save_folder
 
 TREE = TreeSettings(size=9)
 ROOM = 2  # experts at a time: fewer than a layer's, whose rows ask for all

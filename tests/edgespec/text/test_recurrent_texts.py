@@ -7,8 +7,8 @@ import pytest
 from edgespec.config import MemoryLimits, SamplingSettings
 from edgespec.engine import Engine
 from edgespec.tree.settings import TreeSettings
-from tests.conftest import RECURRENT, make_model, save_folder
 from tests.edgespec.model.reader import KINDS
+from tests.support.families import RECURRENT, make_model, save_folder
 
 PROMPT = [7 * number % 256 for number in range(50)]
 NUM_TOKENS = 29  # the prompt's pass yields one, and four passes over chains of six yield seven each

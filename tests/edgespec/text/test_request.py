@@ -11,7 +11,7 @@ from edgespec.config import SamplingSettings
 from edgespec.errors import EdgespecError
 from edgespec.text.request import TextRequest, config_values, text_request
 from edgespec.text.token_ids import PIECE_CHARACTERS
-from tests.conftest import make_tokenizer
+from tests.support.families import make_tokenizer
 
 OWN = SamplingSettings(temperature=0.8, top_p=0.95)
 

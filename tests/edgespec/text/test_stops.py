@@ -8,7 +8,7 @@ from edgespec.errors import EdgespecError
 from edgespec.text.results import TextChunk
 from edgespec.text.stops import StopStrings, TextPieces, stop_strings
 from edgespec.tuning.step import StepResult
-from tests.conftest import make_tokenizer
+from tests.support.families import make_tokenizer
 
 LETTERS = st.text("ab", max_size=3)
 

@@ -12,7 +12,7 @@ from edgespec import Engine, TreeSettings
 from edgespec.text.stops import StopStrings, TextPieces
 from edgespec.text.token_text import CUT_CHARACTER, MAX_WAITING, TokenText, text_of_tokens
 from edgespec.tuning.step import StepResult
-from tests.conftest import GROUPED, make_model, save_folder
+from tests.support.families import GROUPED, make_model, save_folder
 from tests.support.tokenizer_kinds import KINDS, whole_text
 
 TOKENIZERS = {kind: make() for kind, make in KINDS.items()}

@@ -13,7 +13,7 @@ from edgespec import Engine, MemoryLimits, TreeSettings
 from edgespec.text.handle import TextHandle
 from edgespec.text.request import TextRequest
 from edgespec.tuning.prompt_parts import PromptParts
-from tests.conftest import BY_LEVELS, FAMILIES, RECURRENT, make_model, save_folder
+from tests.support.families import BY_LEVELS, FAMILIES, RECURRENT, make_model, save_folder
 
 ALL = FAMILIES | RECURRENT
 KINDS = ["llama", "gemma3", "qwen3.5", "mamba", next(iter(BY_LEVELS))]

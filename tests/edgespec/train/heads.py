@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from edgespec.draft.head_network import HeadFacts
 from edgespec.train.feature_files import Block, FeatureBatch, FeatureFiles, FeatureRun, begin_run, save_shard
 from edgespec.train.head_model import new_head, own_tensors
-from tests.conftest import FAMILIES, VOCAB, make_model
+from tests.support.families import FAMILIES, VOCAB, make_model
 
 CPU = torch.device("cpu")
 EAGER = {"gemma2"}

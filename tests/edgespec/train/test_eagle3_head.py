@@ -22,9 +22,9 @@ from edgespec.train.features import collect_features
 from edgespec.train.head_model import own_tensors
 from edgespec.train.head_objective import LossWeights, Precision, head_logits, head_losses
 from edgespec.train.head_steps import head_steps, step_rows
-from tests.conftest import GROUPED, VOCAB, make_model, save_folder
 from tests.edgespec.draft.eagle3_head import states_of
 from tests.edgespec.train.heads import CPU, make_batch, random_texts, run_of
+from tests.support.families import GROUPED, VOCAB, make_model, save_folder
 
 STEPS = 3
 AUX_LAYERS = (2, 4, 5)

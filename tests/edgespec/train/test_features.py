@@ -21,8 +21,8 @@ from edgespec.train import features
 from edgespec.train.feature_files import FeatureFiles, FeatureRun, read_run
 from edgespec.train.features import collect_features, cut_blocks, dataset_bytes, feature_run, place_groups
 from offload.stream import LayerStream
-from tests.conftest import EAGER_ONLY, FAMILIES, GROUPED, make_model, save_folder
 from tests.edgespec.train.heads import CPU, features_of, random_texts
+from tests.support.families import EAGER_ONLY, FAMILIES, GROUPED, make_model, save_folder
 
 LENGTHS = [30, 8, 21, 70, 16, 33]  # the longest is two blocks of 32 and an end that is dropped
 

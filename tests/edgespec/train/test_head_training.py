@@ -20,8 +20,8 @@ from edgespec.train.head_training import METHODS, train_head
 from edgespec.train.router_training import _target_groups, check_groups, train_router
 from edgespec.train.training_loop import CHECKPOINT, TrainingReport, TrainingRun, batch_blocks, split_blocks
 from edgespec.train.training_settings import TrainingSettings
-from tests.conftest import VOCAB
 from tests.edgespec.train.heads import feature_files, features_of, make_head, make_target, random_texts
+from tests.support.families import VOCAB
 
 PLAIN = Precision(is_mixed=False)
 BORROWING = ("eagle", "hass", "coral")  # methods of heads that borrow the target's own head

@@ -17,9 +17,9 @@ from offload.adapters.peft_folder import read_peft_folder
 from offload.checkpoint import Checkpoint, read_checkpoint
 from offload.errors import OffloadError
 from offload.skeleton import Skeleton, build_skeleton
-from tests.conftest import FAMILIES, make_model, save_folder
 from tests.support.adapters import PREFIX, save_adapter, write_adapter
 from tests.support.damage import written
+from tests.support.families import FAMILIES, make_model, save_folder
 
 LAYER = "model.layers.0.self_attn"
 Q = f"{LAYER}.q_proj"

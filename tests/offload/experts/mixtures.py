@@ -17,8 +17,8 @@ from offload.experts.expert_use import ExpertUse
 from offload.placement import ExpertPlacement, Placement
 from offload.skeleton import Skeleton
 from offload.streamed_model import StreamedModel
-from tests.conftest import EXPERTS, FAMILIES, GROUPED, MIXED, RECURRENT, WINDOW, make_model, save_folder
 from tests.offload.streaming import CPU, UNLIMITED, skeleton_of, streamed_logits, unlimited_placement
+from tests.support.families import EXPERTS, FAMILIES, GROUPED, MIXED, RECURRENT, WINDOW, make_model, save_folder
 
 EIGHT: dict[str, Any] = {"n_routed_experts": 8, "moe_intermediate_size": 16, "n_group": 1, "topk_group": 1}
 MIXTURES: dict[str, Callable[[], PretrainedConfig]] = {

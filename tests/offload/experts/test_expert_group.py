@@ -10,9 +10,9 @@ from offload.experts.expert_group import scratch_weights
 from offload.formats.bitsandbytes_4bit import NF4
 from offload.formats.bitsandbytes_int8 import INT8
 from offload.layer_store import LayerStore
-from tests.conftest import FAMILIES, make_model, save_folder
 from tests.offload.experts.mixtures import MIXTURES, save_mixture
 from tests.offload.streaming import skeleton_of
+from tests.support.families import FAMILIES, make_model, save_folder
 
 
 @pytest.mark.parametrize("family", ["llama", "llama4"])

@@ -29,10 +29,10 @@ from offload.placement import Placement
 from offload.quantized_cache import load_or_quantize
 from offload.skeleton import Skeleton
 from offload.streamed_model import StreamedModel
-from tests.conftest import EXPERTS, WINDOW, make_model, save_folder
 from tests.offload.experts.mixtures import with_room_for
 from tests.offload.layouts.pretend_kernels import pretend_kernels
 from tests.offload.streaming import CPU, UNLIMITED, logits, skeleton_of, unlimited_placement
+from tests.support.families import EXPERTS, WINDOW, make_model, save_folder
 
 BF16 = torch.bfloat16
 F32 = torch.float32

@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig
 
-from tests.conftest import VOCAB
 from tests.offload.formats.definitions import Parts, Published, mxfp4_meaning, mxfp4_parts
+from tests.support.families import VOCAB
 
 # All of its matrices have whole blocks of 64 rows and columns, as kernels take them.
 WHOLE_BLOCKS = LlamaConfig(

@@ -22,8 +22,8 @@ from offload.layouts.onednn import (
     takes_kernel_order,
 )
 from offload.streamed_model import StreamedModel
-from tests.conftest import FAMILIES, RECURRENT, make_model, save_folder
 from tests.offload.streaming import CPU, logits, skeleton_of, unlimited_placement
+from tests.support.families import FAMILIES, RECURRENT, make_model, save_folder
 
 DTYPES = [dtype for dtype in (torch.float32, torch.bfloat16) if has_onednn(dtype)]
 pytestmark = pytest.mark.skipif(not DTYPES, reason="this build of torch has no such products here")

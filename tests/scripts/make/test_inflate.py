@@ -18,8 +18,8 @@ from edgespec.train.head_model import lender, new_draft
 from scripts.make import inflate, inflated_parts
 from scripts.make.inflated_parts import Shape
 from scripts.papers.published import blocks, heads
-from tests.conftest import FAMILIES, SMALL, make_model, save_folder
 from tests.edgespec.draft.contract import open_engine
+from tests.support.families import FAMILIES, SMALL, make_model, save_folder
 
 SMALL_SHAPE = Shape(hidden=32, layers=3, heads=4, kv_heads=2, inner=64)
 LARGE = Shape(hidden=128, layers=5, heads=16, kv_heads=4, inner=96)  # all of it larger, groups padded

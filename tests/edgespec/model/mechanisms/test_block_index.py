@@ -19,9 +19,9 @@ from edgespec.model.mechanisms.state_cache import StateRows
 from edgespec.model.narrow_copy import narrow_copy
 from edgespec.model.text_cache import TextCache
 from edgespec.tree.token_tree import TokenTree
-from tests.conftest import GROUPED, LATENT, SMALL, make_model
 from tests.edgespec.model.reader import Reader
 from tests.edgespec.model.refusal import check_refuses
+from tests.support.families import GROUPED, LATENT, SMALL, make_model
 
 CPU = torch.device("cpu")
 PROMPT = 39  # of which recurrent layers fold a part, and more than a row may choose

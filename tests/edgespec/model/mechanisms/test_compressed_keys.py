@@ -24,11 +24,11 @@ from edgespec.model.pass_rows import PassRows, Span
 from edgespec.model.supported import no_tree_reason
 from edgespec.model.text_cache import TextCache
 from edgespec.placement.cache_memory import cache_bytes
-from tests.conftest import GROUPED, greedy_tokens, make_model, save_folder
 from tests.edgespec.model.mechanisms import test_block_index as indexed
 from tests.edgespec.model.reader import Reader
 from tests.edgespec.model.refusal import check_refuses
 from tests.edgespec.model.test_attention import tree_rows
+from tests.support.families import GROUPED, greedy_tokens, make_model, save_folder
 
 CPU = torch.device("cpu")
 PROMPT = 45

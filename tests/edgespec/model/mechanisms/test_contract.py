@@ -11,9 +11,9 @@ import torch
 from edgespec.model.causal_model import CausalModel
 from edgespec.model.mechanisms import block_index, chosen_keys, indexed
 from edgespec.placement.cache_memory import cache_bytes
-from tests.conftest import FAMILIES, RECURRENT, make_model
 from tests.edgespec.model.mechanisms import test_block_index, test_compressed_keys, test_indexed, test_latents
 from tests.edgespec.model.reader import CPU, KINDS, Reader, check_cut_copy_and_file, look_together
+from tests.support.families import FAMILIES, RECURRENT, make_model
 
 PROMPT = 45  # of which recurrent layers fold a part, and more than a row may choose
 

@@ -7,8 +7,8 @@ import torch
 
 from edgespec.model.mechanisms.first_of_equal import best_of
 from edgespec.model.self_check import check_tree_reading
-from tests.conftest import make_model
 from tests.edgespec.model.reader import CPU
+from tests.support.families import make_model
 from tests.support.row_bits import num_with_other_bits
 from tests.support.tiny_configs import VOCAB, tiny_config
 

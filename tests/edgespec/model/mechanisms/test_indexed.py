@@ -16,9 +16,9 @@ from edgespec.model.mechanisms.keys_values import LayerCache
 from edgespec.model.pass_cache import PassCache
 from edgespec.model.self_check import narrow_copy
 from edgespec.model.text_cache import TextCache
-from tests.conftest import IMAGES, LATENT, SMALL, make_model
 from tests.edgespec.model.reader import Reader
 from tests.edgespec.model.refusal import check_refuses
+from tests.support.families import IMAGES, LATENT, SMALL, make_model
 
 CPU = torch.device("cpu")
 CHOSEN = 6  # keys that a row sees: fewer than a prompt has

@@ -15,7 +15,7 @@ from edgespec.model.mechanisms.known import keeps_states
 from edgespec.model.self_check import check_tree_reading
 from edgespec.model.supported import no_tree_reason
 from edgespec.placement.cache_memory import cache_bytes
-from tests.conftest import greedy_tokens, make_model, save_folder
+from tests.support.families import greedy_tokens, make_model, save_folder
 from tests.support.tiny_configs import tiny_config
 
 MODELING = Path(transformers.__file__).parent / "models"

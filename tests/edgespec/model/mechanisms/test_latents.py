@@ -21,12 +21,12 @@ from edgespec.model.text_cache import TextCache
 from offload.checkpoint import read_checkpoint
 from offload.quantized_cache import load_or_quantize
 from offload.streamed_model import StreamedModel
-from tests.conftest import LATENT, SMALL, make_model, save_folder
 from tests.edgespec.model.mechanisms import test_block_index as blocks
 from tests.edgespec.model.mechanisms.test_indexed import FAMILIES, MIXTURE, PROMPT, has_indexed
 from tests.edgespec.model.reader import Reader
 from tests.edgespec.model.refusal import check_refuses
 from tests.offload.streaming import CPU, skeleton_of, unlimited_placement
+from tests.support.families import LATENT, SMALL, make_model, save_folder
 
 GLM5_NEXT = "glm-5-next"
 DENSE: dict[str, Callable[[], PretrainedConfig]] = {

@@ -13,9 +13,9 @@ from edgespec import Engine, MemoryLimits, TreeSettings
 from offload.layouts.known import kernel_of
 from offload.layouts.nf4_cpu import NF4_CPU
 from offload.text_part import is_composite, language_model, model_from_config
-from tests.conftest import greedy_tokens, make_model, save_folder
 from tests.offload.test_file_tables import NGRAMS, needs_qwen4
 from tests.offload.test_quantize import with_rounded_weights
+from tests.support.families import greedy_tokens, make_model, save_folder
 
 PROMPTS = (list(b"def main(arguments):\n    return main(arguments)\n"), list(b"import os"))
 NEW_TOKENS = 16

@@ -26,8 +26,8 @@ from edgespec.model.target import Target
 from edgespec.model.text_cache import TextCache, num_in_place
 from edgespec.placement.cache_memory import waiting_windows
 from edgespec.tree.token_tree import TokenTree
-from tests.conftest import FAMILIES, RECURRENT, SMALL, make_model
 from tests.edgespec.model.reader import random_tree
+from tests.support.families import FAMILIES, RECURRENT, SMALL, make_model
 from tests.support.simulated_device import SimulatedDevice
 
 NUM_LAYERS, WAITING = 4, (0, 2, 3)

@@ -40,7 +40,7 @@ from offload.native import weights
 from offload.native.code import Code, Value
 from offload.native.compiler import compiled
 from offload.text_part import model_from_config
-from tests.conftest import make_model, save_folder
+from tests.support.families import make_model, save_folder
 
 CPU = torch.device("cpu")
 SIZES = {
