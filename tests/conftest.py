@@ -25,6 +25,7 @@ from huggingface_hub import constants
 from edgespec.hub import other_programs
 from tests import selection
 from tests.hub import Cache
+from tests.support.warm_program import warm_programs
 
 gc.disable()  # until all tests are collected: what modules bring stays, and looks through it take a quarter of the time
 
@@ -88,6 +89,13 @@ def _own_home(_homes: Iterator[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """A developer's own profiles and caches are none of a test's business."""
     monkeypatch.setenv("EDGESPEC_HOME", str(next(_homes)))
     monkeypatch.delenv("EDGESPEC_CACHE", raising=False)
+
+
+@pytest.fixture(scope="session")
+def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
+    """What begins a command in place of `python` where the program is to have torch and transformers at once."""
+    with warm_programs(tmp_path_factory.mktemp("warm") / "socket") as command:
+        yield command
 
 
 @pytest.fixture

@@ -45,9 +45,9 @@ def test_a_folder_of_conversations_is_checked_and_the_prompt_cache_refused(run_c
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="Windows ends programs without a signal")
-def test_termination_ends_a_text_and_its_conversation_is_written(tmp_path: Path) -> None:
+def test_termination_ends_a_text_and_its_conversation_is_written(tmp_path: Path, warm: list[str]) -> None:
     body = {"prompt": "def total(values):\n" * 4, "max_tokens": 400, "stream": True, "ignore_eos": True}
-    with running_server("-c", "512", "--slots-dir", str(tmp_path)) as (address, process):
+    with running_server("-c", "512", "--slots-dir", str(tmp_path), python=warm) as (address, process):
         with httpx.stream("POST", f"{address}/v1/completions", json=body, timeout=60) as answer:
             lines = answer.iter_lines()
             next(lines)
@@ -57,9 +57,9 @@ def test_termination_ends_a_text_and_its_conversation_is_written(tmp_path: Path)
     assert len(list(tmp_path.glob("conversation-*"))) == 1
 
 
-def test_prompts_may_be_read_anew() -> None:
+def test_prompts_may_be_read_anew(warm: list[str]) -> None:
     body = {"prompt": "def total(values):\n" * 4, "max_tokens": 1}
-    with running_server("-c", "512", "--no-cache-prompt") as (address, _):
+    with running_server("-c", "512", "--no-cache-prompt", python=warm) as (address, _):
         for wish, is_cached in (({}, False), ({}, False), ({"cache_prompt": True}, True)):
             usage = httpx.post(f"{address}/v1/completions", json={**body, **wish}, timeout=60).json()["usage"]
             assert (usage["prompt_tokens_details"]["cached_tokens"] > 0) is is_cached

@@ -4,6 +4,7 @@ import io
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -53,8 +54,10 @@ def test_a_full_device_is_one_error_whatever_command_writes(
     assert found.err.count("Error: ") == 1
 
 
-def program(*arguments: str, **streams: int | None) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run([sys.executable, "-m", "edgespec", *arguments], timeout=120, check=False, **streams)
+def program(
+    *arguments: str, python: Sequence[str] = (sys.executable,), **streams: int | None
+) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run([*python, "-m", "edgespec", *arguments], timeout=120, check=False, **streams)
 
 
 def test_the_interpreter_adds_nothing_at_its_end() -> None:
@@ -64,20 +67,20 @@ def test_the_interpreter_adds_nothing_at_its_end() -> None:
 
 
 @pytest.mark.parametrize("command", [["config", "show", "--origin"], [*GENERATE, "-q"]], ids=" ".join)
-def test_where_nobody_reads_any_more_a_command_ends_without_a_word(command: list[str]) -> None:
+def test_where_nobody_reads_any_more_a_command_ends_without_a_word(command: list[str], warm: list[str]) -> None:
     """`edgespec generate ... | head -1`"""
     read, write = os.pipe()
     os.close(read)
     try:
-        found = program(*command, stdout=write, stderr=subprocess.PIPE)
+        found = program(*command, python=warm, stdout=write, stderr=subprocess.PIPE)
     finally:
         os.close(write)
     assert (found.returncode, found.stderr) == (1, b"")
 
 
-def test_messages_that_nobody_can_read_end_no_run() -> None:
+def test_messages_that_nobody_can_read_end_no_run(warm: list[str]) -> None:
     with FULL.open("wb") as device:
-        found = program(*GENERATE, stdout=subprocess.PIPE, stderr=device)
+        found = program(*GENERATE, python=warm, stdout=subprocess.PIPE, stderr=device)
     assert found.returncode == 0
     assert found.stdout
 

@@ -23,11 +23,11 @@ START_S = 300
 
 @contextmanager
 def running_server(
-    *options: str, output: int | IO[bytes] = subprocess.DEVNULL
+    *options: str, output: int | IO[bytes] = subprocess.DEVNULL, python: Sequence[str] = (sys.executable,)
 ) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     """Start `edgespec serve` on a free port; yields its address and process, and stops it at the end."""
     port = free_port()
-    with running([sys.executable, "-m", "edgespec", "serve", "--port", str(port), *options], port, output) as started:
+    with running([*python, "-m", "edgespec", "serve", "--port", str(port), *options], port, output) as started:
         yield started
 
 

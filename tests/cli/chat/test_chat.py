@@ -151,10 +151,10 @@ def test_what_cannot_be_is_refused(options: list[str], stdin: str, code: int, sa
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a closed pipe has another name there")
-def test_a_closed_pipe_ends_the_chat_quietly() -> None:
+def test_a_closed_pipe_ends_the_chat_quietly(warm: list[str]) -> None:
     reader, writer = os.pipe()
     chat = subprocess.Popen(
-        [sys.executable, "-m", "edgespec", "chat", "-n", "400", "--temp", "0", "-q", "--policy", "none"],
+        [*warm, "-m", "edgespec", "chat", "-n", "400", "--temp", "0", "-q", "--policy", "none"],
         stdin=subprocess.PIPE, stdout=writer, stderr=subprocess.PIPE, cwd=ROOT,
     )  # fmt: skip
     os.close(writer)

@@ -124,13 +124,16 @@ def test_read_refuses_a_name_that_no_file_can_have(name: str, chat: Chat, capsys
 if sys.platform != "win32":
     from tests.cli.chat.test_terminal import Terminal
 
-    def begun(folder: Path, **environment: str) -> Terminal:
-        return Terminal(["-m", "tests.cli.chat.chat_stub", str(folder / "history")], folder, **environment)
+    def begun(folder: Path, **options: Any) -> Terminal:
+        return Terminal(["-m", "tests.cli.chat.chat_stub", str(folder / "history")], folder, **options)
 
     @pytest.mark.parametrize(("at_once", "later"), [("one\rtw", "o\rthree\r\x04"), ("one\rtwo\rthree\r\x04", "")])
-    def test_lines_typed_while_a_chat_loads_are_its_first_messages(at_once: str, later: str, tmp_path: Path) -> None:
+    def test_lines_typed_while_a_chat_loads_are_its_first_messages(
+        at_once: str, later: str, tmp_path: Path, warm: list[str]
+    ) -> None:
         """Those of the first moment, when the terminal still has lines of its own, and those that come later."""
-        terminal = begun(tmp_path, STUB_LOADS_S="1")
+        terminal = begun(tmp_path, STUB_LOADS_S="1", program=warm)
+        terminal.child.delaybeforesend = None
         terminal.keys(at_once)
         time.sleep(0.7)
         terminal.keys(later)
@@ -139,8 +142,8 @@ if sys.platform != "win32":
         assert terminal.end() == 0
 
     @pytest.mark.parametrize("kind", ["dumb", "unknown", ""])
-    def test_a_dumb_terminal_gets_plain_lines_and_reads_lines(kind: str, tmp_path: Path) -> None:
-        terminal = begun(tmp_path, TERM=kind)
+    def test_a_dumb_terminal_gets_plain_lines_and_reads_lines(kind: str, tmp_path: Path, warm: list[str]) -> None:
+        terminal = begun(tmp_path, TERM=kind, program=warm)
         terminal.keys("one\r")
         terminal.see("GOT 'one'")
         shown = terminal.child.before
@@ -154,8 +157,8 @@ if sys.platform != "win32":
         terminal.keys("\x04")
         assert terminal.end() == 0
 
-    def test_bytes_of_latin_1_are_read_with_a_word_and_the_chat_goes_on(tmp_path: Path) -> None:
-        terminal = begun(tmp_path)
+    def test_bytes_of_latin_1_are_read_with_a_word_and_the_chat_goes_on(tmp_path: Path, warm: list[str]) -> None:
+        terminal = begun(tmp_path, program=warm)
         terminal.ready()
         os.write(terminal.child.child_fd, b"gr\xfc\xdfe\r")
         terminal.see("2 bytes of what was typed")

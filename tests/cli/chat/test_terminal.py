@@ -6,7 +6,7 @@ import re
 import stat
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -25,10 +25,12 @@ SEQUENCE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[=>]")
 class Terminal:
     """A program in a terminal of its own."""
 
-    def __init__(self, arguments: list[str], home: Path, *, program: str = sys.executable, **environment: str) -> None:
+    def __init__(
+        self, arguments: list[str], home: Path, *, program: Sequence[str] = (sys.executable,), **environment: str
+    ) -> None:
         self.child = pexpect.spawn(
-            program,
-            arguments,
+            program[0],
+            [*program[1:], *arguments],
             cwd=str(ROOT),
             env={
                 **os.environ,
@@ -66,8 +68,8 @@ class Terminal:
 
 
 @pytest.fixture
-def stub(tmp_path: Path) -> Iterator[Terminal]:
-    terminal = Terminal(["-m", "tests.cli.chat.chat_stub", str(tmp_path / "history")], tmp_path)
+def stub(tmp_path: Path, warm: list[str]) -> Iterator[Terminal]:
+    terminal = Terminal(["-m", "tests.cli.chat.chat_stub", str(tmp_path / "history")], tmp_path, program=warm)
     terminal.ready()
     yield terminal
     terminal.child.close(force=True)
@@ -111,11 +113,12 @@ def test_keys_at_the_prompt(stub: Terminal, tmp_path: Path) -> None:
     assert stub.end() == 0
 
 
-def test_an_editor_opens_on_the_line(tmp_path: Path) -> None:
+def test_an_editor_opens_on_the_line(tmp_path: Path, warm: list[str]) -> None:
     editor = tmp_path / "editor"
     editor.write_text('#!/bin/sh\nprintf "from an editor" > "$1"\n')
     editor.chmod(0o755)
-    stub = Terminal(["-m", "tests.cli.chat.chat_stub", str(tmp_path / "history")], tmp_path, VISUAL=str(editor))
+    arguments = ["-m", "tests.cli.chat.chat_stub", str(tmp_path / "history")]
+    stub = Terminal(arguments, tmp_path, program=warm, VISUAL=str(editor))
     stub.ready()
     stub.keys("typed\x07")
     stub.see("from an editor")
@@ -142,12 +145,12 @@ def test_what_others_wrote_reaches_a_real_terminal_written_out(stub: Terminal, t
         assert sequence not in written
 
 
-def test_interrupts_of_an_answer(tmp_path: Path) -> None:
+def test_interrupts_of_an_answer(tmp_path: Path, warm: list[str]) -> None:
     """The first stops, the second abandons, the third ends the program and leaves the terminal as it was."""
-    history = str(tmp_path / "history")
+    program = [*warm, "-m", "tests.cli.chat.chat_stub", str(tmp_path / "history")]
     # A shell around it tells the terminal's state afterwards; it must not die of the same Ctrl-C.
-    script = 'trap : INT; "$0" -m tests.cli.chat.chat_stub "$1"; echo "left with $?"; stty -a'
-    stub = Terminal(["-c", script, sys.executable, history], tmp_path, program="/bin/sh")
+    script = 'trap : INT; "$@"; echo "left with $?"; stty -a'
+    stub = Terminal(["-c", script, "sh", *program], tmp_path, program=["/bin/sh"])
     stub.ready()
     stub.keys("short\r")
     stub.see("tick tick")
@@ -212,16 +215,16 @@ def test_ctrl_c_while_importing_leaves_with_130_and_no_trace(command: str, after
     assert "Traceback" not in terminal.child.before
 
 
-def test_the_history_is_that_of_earlier_chats_too(tmp_path: Path) -> None:
+def test_the_history_is_that_of_earlier_chats_too(tmp_path: Path, warm: list[str]) -> None:
     """Messages of several lines come back whole, and Ctrl-R finds them."""
     arguments = ["-m", "tests.cli.chat.chat_stub", str(tmp_path / "history")]
-    first = Terminal(arguments, tmp_path)
+    first = Terminal(arguments, tmp_path, program=warm)
     first.ready()
     for keys in ("one apple", PASTE.format("two\npears"), "three plums"):
         first.line(keys)
     first.keys("\x04")
     assert first.end() == 0
-    second = Terminal(arguments, tmp_path)
+    second = Terminal(arguments, tmp_path, program=warm)
     second.ready()
     assert r"GOT 'two\npears'" in second.line("\x1b[A\x1b[A\x1b[A\x1b[B")  # up to the first, and down again
     for keys in ("\x12", "apple", "\r"):  # the last accepts what was found, and sends nothing yet
@@ -236,8 +239,10 @@ def test_the_history_is_that_of_earlier_chats_too(tmp_path: Path) -> None:
     assert second.end() == 0
 
 
-def test_lines_are_broken_for_the_window_as_it_is_also_where_it_changes_in_an_answer(tmp_path: Path) -> None:
-    terminal = Terminal(["-m", "edgespec", "chat", "--temp", "0", "-n", "80"], tmp_path)
+def test_lines_are_broken_for_the_window_as_it_is_also_where_it_changes_in_an_answer(
+    tmp_path: Path, warm: list[str]
+) -> None:
+    terminal = Terminal(["-m", "edgespec", "chat", "--temp", "0", "-n", "80"], tmp_path, program=warm)
     terminal.child.setwinsize(30, 40)
     terminal.ready()
     pieces = re.split(r"\r\n|\r|\n|\x1b\[\d*[AK]", terminal.child.before)  # what is drawn over stands alone
@@ -266,10 +271,10 @@ def footer_of(written: str) -> str:
     return str(found[-1])
 
 
-def test_a_conversation_on_the_built_in_pair(tmp_path: Path) -> None:
+def test_a_conversation_on_the_built_in_pair(tmp_path: Path, warm: list[str]) -> None:
     """Interrupted while it answers and while it reads, regenerated, saved; and gone on with in a new process."""
     options = ["-m", "edgespec", "chat", "--temp", "0", "-n", "1500", "--tree-size", "8"]
-    terminal = Terminal(options, tmp_path)
+    terminal = Terminal(options, tmp_path, program=warm)
     banner = terminal.ready()
     assert len(re.findall(r"\n.*(?:edgespec 0|layers resident|context|chat template|/help)", "\n" + banner)) == 5
     terminal.keys("def fib(n):\r")
@@ -300,7 +305,7 @@ def test_a_conversation_on_the_built_in_pair(tmp_path: Path) -> None:
     terminal.keys("\x04")
     assert terminal.end() == 0
 
-    other = Terminal([*options[:-4], "--policy", "none", "--resume"], tmp_path)  # with the settings of the first
+    other = Terminal([*options[:-4], "--policy", "none", "--resume"], tmp_path, program=warm)  # first one's settings
     banner = other.ready()
     assert "loaded 2 turns," in banner
     assert expected.splitlines()[-1].strip() in banner

@@ -5,6 +5,7 @@ import os
 import re
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -99,14 +100,22 @@ def test_in_a_pipe_there_are_no_lines_to_draw_over(run_cli: RunCli, pair_folders
 class Terminal:
     """A program in a terminal, with what it wrote and when."""
 
-    def __init__(self, arguments: list[str], folder: Path, *, columns: int, ctrl_c_at: str = "") -> None:
+    def __init__(
+        self,
+        arguments: list[str],
+        folder: Path,
+        *,
+        columns: int,
+        ctrl_c_at: str = "",
+        python: Sequence[str] = (sys.executable,),
+    ) -> None:
         pexpect = pytest.importorskip("pexpect")
         started = time.perf_counter()
         # Its width is the terminal's own, whatever COLUMNS says here.
         environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
         child = pexpect.spawn(
-            sys.executable,
-            ["-m", "edgespec", *arguments],
+            python[0],
+            [*python[1:], "-m", "edgespec", *arguments],
             cwd=str(folder),
             env={**environment, "PYTHONPATH": str(ROOT), "EDGESPEC_HOME": str(folder), "TERM": "xterm"},
             encoding="utf-8",
@@ -150,9 +159,9 @@ def prompts(tmp_path: Path) -> Path:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
-def test_a_terminal_shows_what_is_under_way(prompts: Path, tmp_path: Path) -> None:
+def test_a_terminal_shows_what_is_under_way(prompts: Path, tmp_path: Path, warm: list[str]) -> None:
     options = ["generate", prompts.name, "-o", "out.jsonl", "-n", "40", "--temp", "0", "-np", "5", "--policy", "none"]
-    terminal = Terminal(options, tmp_path, columns=100)
+    terminal = Terminal(options, tmp_path, columns=100, python=warm)
     assert terminal.code == 0, terminal.written
     drawn = terminal.drawn
     assert any(re.match(r"\d+ of 12 prompts · at most \d+ s left", line) for line in drawn)

@@ -107,10 +107,12 @@ def test_the_first_stop_waits_for_no_prompt(
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no such signals there")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 0), (signal.SIGTERM, 128 + signal.SIGTERM)])
-def test_a_signal_ends_the_stream_of_a_process_with_its_last_event(number: signal.Signals, code: int) -> None:
+def test_a_signal_ends_the_stream_of_a_process_with_its_last_event(
+    number: signal.Signals, code: int, warm: list[str]
+) -> None:
     data: list[str] = []
     body = {**body_for("/v1/completions"), "max_tokens": -1, "stream_options": {"include_usage": True}}
-    with running_server("-c", "4k") as (address, process):
+    with running_server("-c", "4k", python=warm) as (address, process):
         with httpx.stream("POST", f"{address}/v1/completions", json=body, timeout=60) as found:
             for line in found.iter_lines():
                 if line.startswith("data: "):
