@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +162,13 @@ def test_a_layers_guesses_are_those_of_the_safetensors_by_bits(name: str, tmp_pa
         assert torch.equal(first_guess(engine), expected)
 
 
+@pytest.fixture(scope="module")
+def wide_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The widened file of a name."""
+    folder = tmp_path_factory.mktemp("wide")
+    return cache(lambda name: widened(name, folder / f"{name}.gguf"))
+
+
 def widened(name: str, path: Path, *, by: int = 16) -> Path:
     """A file of random numbers whose model is so many times as wide, so that blocks of any type fit its rows."""
     header = read_gguf(TINY / f"{name}.gguf")
@@ -185,7 +192,9 @@ def widened(name: str, path: Path, *, by: int = 16) -> Path:
     ("name", "kind"),
     [*((WIDENED[0], kind) for kind in (*KINDS, "F16", "BF16")), *((name, "Q4_K") for name in WIDENED[1:])],
 )
-def test_a_layer_in_blocks_is_multiplied_so_and_guesses_as_its_numbers(name: str, kind: str, tmp_path: Path) -> None:
+def test_a_layer_in_blocks_is_multiplied_so_and_guesses_as_its_numbers(
+    name: str, kind: str, wide_of: Callable[[str], Path], tmp_path: Path
+) -> None:
     block = TYPES[kind]
 
     def changed(tensor: GgufTensor, content: bytes, *, is_plain: bool) -> tuple[str, bytes, int]:
@@ -195,9 +204,8 @@ def test_a_layer_in_blocks_is_multiplied_so_and_guesses_as_its_numbers(name: str
         stored, numbers = random_blocks(kind, len(content) // 4, seed=len(tensor.name))
         return tensor.name, numbers.numpy().tobytes() if is_plain else stored, F32 if is_plain else block.number
 
-    wide = widened(name, tmp_path / "wide.gguf")
     path, plain = (
-        copy_gguf(wide, tmp_path / f"{is_plain}.gguf", change=partial(changed, is_plain=is_plain))
+        copy_gguf(wide_of(name), tmp_path / f"{is_plain}.gguf", change=partial(changed, is_plain=is_plain))
         for is_plain in (False, True)
     )
     weights, expected = weights_of(layer_of(path)), weights_of(layer_of(plain))

@@ -41,7 +41,7 @@ def requests_of(engine: Engine, *, count: int = NUM_TEXTS) -> list[TextRequest]:
         prompt = [rng.randrange(256) for _ in range(rng.randint(3, 40))]
         sampling = {"temperature": (0.0, 0.8, 1.0)[number % 3], "top_p": (1.0, 0.9)[number % 2]}
         found.append(
-            engine.request(prompt, max_new_tokens=rng.randint(4, 16), seed=7, name=f"row {number}", **sampling)
+            engine.request(prompt, max_new_tokens=rng.randint(4, 12), seed=7, name=f"row {number}", **sampling)
         )
     return found
 

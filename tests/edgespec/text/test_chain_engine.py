@@ -75,6 +75,12 @@ def engine(folder: Path, draft: Path) -> Iterator[Engine]:
         yield found
 
 
+@pytest.fixture(scope="module")
+def plain(engine: Engine) -> list[Any]:
+    """The results of sampled texts without trees."""
+    return texts(engine, PLAIN, PROMPTS, SAMPLED)
+
+
 def texts(engine: Engine, tree: TreeSettings | None, prompts: list[list[int]], sampling: SamplingSettings) -> list[Any]:
     """Return the results of prompts that share their passes."""
     engine.use_tree(tree)
@@ -93,12 +99,11 @@ def num_passes(found: list[Any]) -> int:
 
 @pytest.mark.parametrize("tree", [WITH_DRAFT, LOOKED_UP, TreeSettings(size=12)], ids=["draft", "lookup", "both"])
 def test_texts_are_plain_decodings_alone_and_in_company(
-    engine: Engine, expected: list[list[int]], tree: TreeSettings
+    engine: Engine, expected: list[list[int]], plain: list[Any], tree: TreeSettings
 ) -> None:
     """Greedy texts are those of generate, sampled ones those of their seeds; they take fewer passes than tokens."""
     greedy = texts(engine, tree, PROMPTS, SamplingSettings())
     assert tokens(greedy) == expected
-    plain = texts(engine, PLAIN, PROMPTS, SAMPLED)
     sampled = texts(engine, tree, PROMPTS, SAMPLED)
     assert tokens(sampled) == tokens(plain)
     for prompt, result in zip(PROMPTS, plain, strict=True):
