@@ -41,8 +41,8 @@ TURNS = ([*b"def write(path):\n"], [*b" return path"], [*b"# and"])
 SYSTEM = [*b"def read(path):\n    return 0\n\n"]
 PROMPT = "def read(path):\n    return "
 GREEDY_AND_WARM: tuple[dict[str, Any], ...] = (
-    {"temperature": 0.0, "max_new_tokens": 16},
-    {"temperature": 0.8, "max_new_tokens": 16, "seed": 3},
+    {"temperature": 0.0, "max_new_tokens": 12},
+    {"temperature": 0.8, "max_new_tokens": 12, "seed": 3},
 )
 # Whose draft grows in every step: beside looked up text, the clock may leave it out
 DRAFTED = TreeSettings(size=12, lookup=False)
@@ -236,16 +236,16 @@ def open_engine(target: Path, draft: Path | None, **options: Any) -> Engine:
 
 
 def _requests_of(engine: Engine) -> list[TextRequest]:
-    """Four texts of several lengths, greedy and warm in turn."""
+    """Texts of several lengths, warm and greedy in turn."""
     return [
-        engine.request(PROMPT[number:], temperature=0.8 * (number % 2), max_new_tokens=8 + number, seed=number)
-        for number in range(4)
+        engine.request(PROMPT[number:], temperature=0.8 * (1 - number % 2), max_new_tokens=6 + number, seed=number)
+        for number in range(3)
     ]
 
 
 def check_company(target: Path, draft: Path, **options: Any) -> None:
     """Texts are what they are alone, and without a draft; each takes the steps that it takes alone."""
-    with open_engine(target, draft, tree=DRAFTED, parallel=4, **options) as engine:
+    with open_engine(target, draft, tree=DRAFTED, parallel=3, **options) as engine:
         requests = _requests_of(engine)
         alone = [engine.submit(request).result() for request in requests]
         together = dict(engine.generate_many(requests))
@@ -263,14 +263,14 @@ def check_after_cancel(target: Path, draft: Path, **others: Any) -> None:
     """A turn begins on rows that both models have: what is drafted does not depend on how they came to be."""
     first, second = PROMPT * 3, PROMPT * 2 + "def write(path):"
     with open_engine(target, draft, tree=DRAFTED, context_tokens=256, **others) as engine:
-        expected = engine.generate(second, max_new_tokens=12, temperature=0.0)
+        expected = engine.generate(second, max_new_tokens=8, temperature=0.0)
         engine.forget()
         handle = engine.submit(engine.request(first, max_new_tokens=40, temperature=0.0))
         for _ in zip(range(3), handle, strict=False):
             pass
         handle.cancel()
-        engine.generate(first, max_new_tokens=9, temperature=0.0, reuse=True)
-        found = engine.generate(second, max_new_tokens=12, temperature=0.0, reuse=True)
+        engine.generate(first, max_new_tokens=6, temperature=0.0, reuse=True)
+        found = engine.generate(second, max_new_tokens=8, temperature=0.0, reuse=True)
     assert found.token_ids == expected.token_ids
     assert [step.path for step in found.steps] == [step.path for step in expected.steps]
 
@@ -304,7 +304,7 @@ def check_turns(target: Path, draft: Path, file: Path, **options: Any) -> None:
 def _talk(engine: Engine, temperature: float, *, reuse: bool) -> tuple[list[GenerationResult], list[int]]:
     """The answers of a conversation, and how many tokens each turn has read."""
     text, answers, num_read = list(SYSTEM), list[GenerationResult](), list[int]()
-    options: dict[str, Any] = {"temperature": temperature, "seed": 3, "max_new_tokens": 12, "reuse": reuse}
+    options: dict[str, Any] = {"temperature": temperature, "seed": 3, "max_new_tokens": 8, "reuse": reuse}
     for turn in TURNS:
         text += turn
         num_read.append(0)
