@@ -7,7 +7,7 @@ one, with which several rows take longer, only where memory does not suffice for
 
 import math
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -93,6 +93,12 @@ def added_bytes(
     `in_slow_layouts`: those that have a slow layout are put in that instead.
     """
     modules = [module for record in records for module in unpacked_modules(skeleton, record, device)]
+    return _added_bytes(skeleton, modules, device, in_slow_layouts=in_slow_layouts)
+
+
+def _added_bytes(
+    skeleton: Skeleton, modules: Sequence[PackedModule], device: torch.device, *, in_slow_layouts: bool
+) -> int:
     dtype = skeleton.model.dtype
     if device.type != "cpu":
         layouts = [layout_when_loaded(skeleton, module, device) for module in modules]
@@ -118,20 +124,20 @@ def with_unpacked(placement: Placement, skeleton: Skeleton, device: torch.device
     if not placement.is_resident:
         return placement
     records = (skeleton.outside, *skeleton.records)
-    modules = [module for record in records for module in unpacked_modules(skeleton, record, device)]
-    free_bytes = placement.device_budget_bytes - placement.planned_bytes
-    free_bytes -= max((_passing_bytes(module, skeleton.model.dtype) for module in modules), default=0)
+    by_record = {record.index: unpacked_modules(skeleton, record, device) for record in records}
+    passing_bytes = [_passing_bytes(one, skeleton.model.dtype) for modules in by_record.values() for one in modules]
+    free_bytes = placement.device_budget_bytes - placement.planned_bytes - max(passing_bytes, default=0)
     chosen: dict[int, int] = {}
     slow: set[int] = set()
     for is_first in (True, False):
-        for record in records:
-            num_bytes = added_bytes(skeleton, [record], device, in_slow_layouts=is_first)
-            more_bytes = num_bytes - chosen.get(record.index, 0)
+        for index, modules in by_record.items():
+            num_bytes = _added_bytes(skeleton, modules, device, in_slow_layouts=is_first)
+            more_bytes = num_bytes - chosen.get(index, 0)
             # A layout may be as large as what is stored, or smaller: that of GGUF's Q4_1 is to the byte.
-            if unpacked_modules(skeleton, record, device) and more_bytes <= free_bytes:
-                chosen[record.index] = num_bytes
+            if modules and more_bytes <= free_bytes:
+                chosen[index] = num_bytes
                 free_bytes -= more_bytes
-                (slow.add if is_first else slow.discard)(record.index)
+                (slow.add if is_first else slow.discard)(index)
     if not chosen:
         return placement
     device_bytes = {**placement.device_bytes, LABEL: sum(chosen.values())}

@@ -336,7 +336,7 @@ def test_layers_whose_form_takes_no_more_memory_are_put_in_it(monkeypatch: pytes
     folder = open_model(TINY / "llama-q8_0.gguf")
     skeleton = folder.skeleton(folder.checkpoint, dtype=BF16)
     placement = unlimited_placement(skeleton)
-    monkeypatch.setattr(unpacked_once, "added_bytes", lambda *_, **__: 0)
+    monkeypatch.setattr(unpacked_once, "_added_bytes", lambda *_, **__: 0)
     placed = with_unpacked(placement, skeleton, CPU)
     assert placed.unpacked >= {record.index for record in skeleton.records}
     assert placed.planned_bytes == placement.planned_bytes
