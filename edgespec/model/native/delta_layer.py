@@ -70,7 +70,7 @@ def delta_mixer(mixer: Any, dtype: torch.dtype) -> DeltaMixer | None:
 def _rows(linear: Any, dtype: torch.dtype) -> Tensor:
     """Return the weight [rows, columns] of a small linear layer, unpacked."""
     weight: Tensor | None = linear._parameters.get("weight")
-    if type(linear) is nn.Linear and weight is not None:
+    if type(linear) is nn.Linear and weight is not None and not weight.is_meta:
         return weight.detach()
     found: Tensor = linear(torch.eye(linear.in_features, dtype=dtype))
     return found.T

@@ -572,12 +572,20 @@ def test_the_plan_of_a_pair_has_room_for_what_its_passes_hold(streams: bool) -> 
             assert model.native_bytes <= planned
 
 
-@pytest.mark.parametrize("quant", ["none", "int4"])
-def test_an_engines_mixture_with_an_expert_that_all_rows_have_is_read_natively(quant: str, tmp_path: Path) -> None:
-    """Packed or not; and its texts by trees are those of plain decoding."""
+@pytest.mark.parametrize(("family", "quant"), [("qwen2-moe", "none"), ("qwen2-moe", "int4"), ("qwen3-next", "int4")])
+def test_an_engines_mixture_with_an_expert_that_all_rows_have_is_read_natively(
+    family: str, quant: str, tmp_path: Path
+) -> None:
+    """Packed or not, a state's rates too; and its texts by trees are those of plain decoding."""
     sizes = {**SIZES, "vocab_size": 257, "hidden_size": 128, "intermediate_size": 128, "head_dim": 32}
-    experts = {**EXPERTS, "moe_intermediate_size": 64, "shared_expert_intermediate_size": 64}
-    folder = save_folder(tmp_path / "mixture", make_model(transformers.Qwen2MoeConfig(**sizes, **experts)))
+    sizes |= {**EXPERTS, "moe_intermediate_size": 64, "shared_expert_intermediate_size": 64}
+    rates = {**DELTA_RULE, "linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_value_head_dim": 32}
+    rotation = {**ROPE, "partial_rotary_factor": 0.5}
+    configs: dict[str, Callable[[], PretrainedConfig]] = {
+        "qwen2-moe": lambda: transformers.Qwen2MoeConfig(**sizes),
+        "qwen3-next": lambda: transformers.Qwen3NextConfig(**sizes, **rates, rope_parameters=rotation),
+    }
+    folder = save_folder(tmp_path / "mixture", make_model(configs[family]()))
     texts = []
     for policy in ("none", "default"):
         settings = TreeSettings(policy="none") if policy == "none" else TreeSettings()
