@@ -100,11 +100,16 @@ def decode(texts: list[GivenText], sizes: range, *, is_chain: bool) -> None:
 
 
 @torch.no_grad()
-def compared(model: PreTrainedModel, *, vocab: int, tokens: int) -> dict[str, tuple[int, int]]:
+def compared(
+    model: PreTrainedModel, *, vocab: int, tokens: int, natively: bool = False
+) -> dict[str, tuple[int, int]]:  # fmt: skip
     """Return, by the shape of trees, the number of rows that have the bits of plain decoding, and of all rows."""
     with ExitStack() as undo:
         hook_linear_layers(model, torch.bfloat16, undo)
         causal = CausalModel(model, device=torch.device("cpu"), keeps_row_bits=True)
+        if natively:
+            causal.use_native_passes()
+            assert causal.is_native
         return _compared(causal, vocab=vocab, tokens=tokens)
 
 

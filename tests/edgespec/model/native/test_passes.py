@@ -41,6 +41,7 @@ from offload.native.code import Code, Value
 from offload.native.compiler import compiled
 from offload.text_part import model_from_config
 from tests.support.families import make_model, save_folder
+from tests.support.row_bits import compared, let_states_last
 
 CPU = torch.device("cpu")
 SIZES = {
@@ -352,32 +353,13 @@ def test_as_many_threads_as_there_are_make_the_same_bits(family: str, tokens: Te
     assert torch.equal(found[0], found[2])
 
 
-def test_states_have_the_bits_of_plain_decoding_whatever_the_trees_before(tokens: Tensor) -> None:
-    """The state takes in rows at other moments; trees stand behind a prompt that is no text yet, too."""
-    _, native = both("qwen3.5", torch.bfloat16)
-    alone, expected = text(native, tokens[:40]), []
-    for token in tokens[40:100]:
-        expected += native.read([next_rows(alone, token[None])])
-        alone.commit_next([int(token)])
-    cache = native.new_text()
-    native.read([next_rows(cache, tokens[:40])])  # not committed: all of it stands before the tree, in its mask
-    cache.commit_next(tokens[:23].tolist())
-    cache.truncate()
-    native.read([next_rows(cache, tokens[23:40])])
-    cache.commit_next(tokens[23:40].tolist())
-    found = list[Tensor]()
-    for start, depth in [(40, 3), (43, 9), (52, 1), (53, 17), (70, 30)]:
-        # Node 0 is text; a wrong sibling stands behind each node of the path, which is the even nodes
-        parents = torch.full((2 * depth,), -1)
-        parents[1::2], parents[2::2] = torch.arange(0, 2 * depth, 2), torch.arange(0, 2 * depth - 2, 2)
-        ids = torch.stack((tokens[start : start + depth], tokens[start : start + depth].flip(0)), 1).flatten()
-        positions = cache.length + depths(parents)
-        (rows,) = native.read([PassRows(cache=cache, ids=ids, positions=positions, visible=ancestors_mask(parents))])
-        found += rows[::2].split(1)
-        path = cache.length - len(parents) + torch.arange(0, 2 * depth, 2)
-        cache.commit(path, tokens[start : start + depth].tolist())
-    assert len(found) == len(expected)
-    assert torch.equal(torch.cat(found), torch.cat(expected))
+@pytest.mark.parametrize("family", ["qwen3.5", "qwen3-next"])
+def test_states_have_the_bits_of_plain_decoding_whatever_the_trees_before(family: str) -> None:
+    """The state takes in rows at other moments."""
+    model = copy.deepcopy(random_model(family, torch.bfloat16))
+    let_states_last(model)
+    found = compared(model, vocab=SIZES["vocab_size"], tokens=40, natively=True)
+    assert all(same == rows for same, rows in found.values()), found
 
 
 @pytest.mark.parametrize("shares", [True, False])
