@@ -16,21 +16,15 @@ class Ancestors:
     """The places of the rows behind a text's state that a row continues, in order, itself the last."""
 
     def __init__(self, code: Code, row: RecordFields, start: Value) -> None:
-        zero = code.number(0)
-        beyond = code.sub(row.number("context"), start)
         self._code, self._start, self._path = code, start, row.pointer("path")
-        self._before = code.intrinsic("llvm.smax.i64", I64, beyond, zero)
-        # Of a path, the first may be in a state ahead of the text
-        self._skipped = code.intrinsic("llvm.smax.i64", I64, code.sub(zero, beyond), zero)
-        in_path = code.intrinsic("llvm.smax.i64", I64, code.sub(row.number("num_path"), self._skipped), zero)
-        self.count = code.add(self._before, in_path)
+        self._before = code.sub(row.number("context"), start)  # the rest is in the path
+        self.count = code.add(self._before, row.number("num_path"))
 
     def place(self, index: Value) -> Value:
         """Return the place of the one with this number; of a negative one anything."""
         code = self._code
         in_path = code.intrinsic("llvm.smax.i64", I64, code.sub(index, self._before), code.number(0))
-        at = code.shl(code.add(in_path, self._skipped), code.number(3))
-        found = code.read(I64, self._path, at, align=8)
+        found = code.read(I64, self._path, code.shl(in_path, code.number(3)), align=8)
         return code.select(code.icmp_signed("<", index, self._before), code.add(self._start, index), found)
 
     def each_before(self, work: Callable[[Value, Value], None]) -> None:

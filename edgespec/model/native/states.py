@@ -81,6 +81,7 @@ class NativeStates:
                 taps, memory = self._caches(part.cache, layer, delta)
                 held = [cache.at(len(part.cache.ids), rows_at_once=OPEN_ROWS) for cache in (memory, taps)]
                 assert held[0].start == held[1].start
+                assert part.visible is None or held[0].start <= len(part.cache.ids)  # a tree stands behind its text
                 made = self._new_rows(delta, part.count)
                 in_order = part.visible is None
                 new_rows += [NewRows(taps, made[:1], in_order), NewRows(memory, made[1:], in_order)]
