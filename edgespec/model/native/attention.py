@@ -31,7 +31,11 @@ def add_placed(module: ir.Module, shape: DecoderShape, *, name: str = "placed") 
     )
     row = RecordFields(code, ROW, record.pointer("rows")).following(number)
     storage = RecordFields(code, STORAGE, given["storages"]).following(row.number("text"))
-    rotation = code.at(layer.pointer("rotation"), code.mul(row.number("position"), code.number(4 * shape.rotated)))
+    of_position = code.number(4 * (shape.rotated + shape.factor_columns))
+    rotation = code.at(layer.pointer("rotation"), code.mul(row.number("position"), of_position))
+    factor = constant(shape.scale)
+    if shape.factor_columns:
+        factor = code.fmul(factor, read_floats(code, rotation, code.number(shape.rotated), is_bf16=False))
     own = {name: product_row(code, record, shape, name, number) for name in ("query", "key", "value")}
     with code.loop(0, shape.heads) as head:
         given_at, place = (code.mul(head, code.number(size)) for size in (shape.query_columns, shape.head_dim))
@@ -46,7 +50,7 @@ def add_placed(module: ir.Module, shape: DecoderShape, *, name: str = "placed") 
         if shape.has_head_norms:
             vectors = _normed(code, shape, vectors, layer.pointer("query_norm"))
         for part, vector in enumerate(_rotated(code, shape, vectors, rotation)):
-            scaled = code.fmul(vector, constant(shape.scale))
+            scaled = code.fmul(vector, factor)
             write_floats(code, scaled, own["query"], code.add(place, code.number(WIDTH * part)), is_bf16=False)
     with code.loop(0, shape.key_heads) as head:
         place = code.mul(head, code.number(shape.head_dim))

@@ -56,8 +56,9 @@ class NativeDecoder:
 
 
 def native_decoder(
-    decoder: nn.Module, layers: Sequence[nn.Module], config: PretrainedConfig, *, dtype: torch.dtype, rotated: int
-) -> NativeDecoder | None:
+    decoder: nn.Module, layers: Sequence[nn.Module], config: PretrainedConfig, *, dtype: torch.dtype, rotated: int,
+    factor_columns: int,
+) -> NativeDecoder | None:  # fmt: skip
     """Return a decoder's numbers; None where a layer has other parts, or its weights lie in another way."""
     norm = getattr(decoder, "norm", None)
     is_none = isinstance(norm, nn.Identity)  # of a head whose outputs are normed where they are read
@@ -70,7 +71,7 @@ def native_decoder(
         known = _layer(layer, config, is_bf16=dtype == torch.bfloat16, rotated=rotated, eps=last.eps)
         if known is None or not known[1].fits:
             return None
-        shape = replace(known[1], has_last_norm=not is_none)
+        shape = replace(known[1], has_last_norm=not is_none, factor_columns=factor_columns)
         found.append(replace(known[0], kind=shapes.setdefault(shape, len(shapes))))
     # What one layer hands to the next
     in_common = {(shape.hidden, shape.rounds) for shape in shapes}

@@ -24,6 +24,7 @@ from edgespec.model.native.states import NativeStates
 from edgespec.model.native.workspace import (
     MOST_ROWS,
     MOST_TOGETHER,
+    QUERY_GROWTH,
     num_rotated,
     scratch_bytes,
     with_room,
@@ -31,9 +32,11 @@ from edgespec.model.native.workspace import (
 )
 from edgespec.model.pass_rows import PassRows, Runs, by_length
 from offload.native import threads
+from offload.native.code import LANES
 from offload.native.compiler import Compiled, compiled
 
 NO_STORAGE = (0, 0, 0)
+UNROTATED = ""  # of a layer whose queries and keys have no positions
 
 
 class NativePasses:
@@ -251,15 +254,24 @@ def _in_calls(parts: Iterable[PassRows]) -> Iterator[list[PassRows]]:
 class _Rotations:
     """The cosines and sines of positions, as the decoder's own module makes them for each kind of layer."""
 
-    def __init__(self, decoder: Any, num_layers: int, by_length: LengthRotation) -> None:
-        self._module, self._by_length = decoder.rotary_emb, by_length
+    def __init__(
+        self, decoder: Any, layers: Sequence[nn.Module], by_length: LengthRotation, *, dtype: torch.dtype
+    ) -> None:  # fmt: skip
+        self._module, self._by_length, self._dtype = decoder.rotary_emb, by_length, dtype
         takes_kind = "layer_type" in inspect.signature(self._module.forward).parameters
-        self._kinds = list(decoder.config.layer_types) if takes_kind else [None] * num_layers
+        kinds = decoder.config.layer_types if takes_kind else [None] * len(layers)
+        mixers = [getattr(layer, "self_attn", None) for layer in layers]
+        self._kinds = [
+            kind if getattr(mixer, "use_rope", True) else UNROTATED for kind, mixer in zip(kinds, mixers, strict=True)
+        ]
+        rope: dict[str, Any] = getattr(decoder.config, "rope_parameters", None) or {}
+        self._growth: float | None = rope.get(QUERY_GROWTH)
+        self._length = int(rope.get("original_max_position_embeddings") or 1)  # behind which queries grow
 
     def of_layers(self, count: int) -> list[Tensor]:
         """Return the rotations of so many positions for each layer: float32 [positions, rotated columns].
 
-        Where texts of two lengths rotate otherwise, there are so many of each.
+        Where texts of two lengths rotate otherwise, there are so many of each. Factors of queries stand behind.
         """
         made = {kind: self._table(kind, count) for kind in set(self._kinds)}
         return [made[kind] for kind in self._kinds]
@@ -269,6 +281,11 @@ class _Rotations:
         if self._by_length.two_lengths is None:
             return part.row_positions
         return part.row_positions + count * self._by_length.are_long(part)
+
+    @property
+    def factor_columns(self) -> int:
+        """The columns behind a position's rotation, which all are a factor of its queries."""
+        return 0 if self._growth is None else LANES
 
     def _table(self, kind: str | None, count: int) -> Tensor:
         lengths = self._by_length.two_lengths
@@ -283,11 +300,17 @@ class _Rotations:
     @torch.no_grad()
     def _of_positions(self, kind: str | None, count: int) -> Tensor:
         positions, like = torch.arange(count)[None], torch.empty(1, 1, 1)
-        cosine, sine = self._module(like, positions, *([] if kind is None else [kind]))
+        cosine, sine = self._module(like, positions, *([] if kind in {None, UNROTATED} else [kind]))
+        if kind == UNROTATED:
+            cosine, sine = torch.ones_like(cosine), torch.zeros_like(sine)
         half = cosine.shape[-1] // 2
         if not torch.equal(cosine[..., :half], cosine[..., half:]):  # they are not repeated for the second halves
             half = cosine.shape[-1]
-        return torch.cat((cosine[0, :, :half], sine[0, :, :half]), -1).contiguous()
+        parts = [cosine[0, :, :half], sine[0, :, :half]]
+        if self._growth is not None:
+            factors = 1 + self._growth * torch.log1p(positions[0] // self._length)
+            parts.append(factors.to(self._dtype).float()[:, None].expand(-1, LANES))
+        return torch.cat(parts, -1).contiguous()
 
 
 def reading_of(decoder: Any) -> tuple[object, ...]:
@@ -309,9 +332,11 @@ def native_passes(
     is_usual = not any(window.in_chunks or window.is_causal for window in windows)
     if not is_usual or key_sources(config) != list(range(len(layers))) or not hasattr(decoder, "rotary_emb"):
         return None
-    rotations = _Rotations(decoder, len(layers), by_length)
-    rotated = rotations.of_layers(2)[0].shape[-1]
-    known = native_decoder(decoder, layers, config, dtype=model.dtype, rotated=rotated)
+    rotations = _Rotations(decoder, layers, by_length, dtype=model.dtype)
+    rotated = rotations.of_layers(2)[0].shape[-1] - rotations.factor_columns
+    known = native_decoder(
+        decoder, layers, config, dtype=model.dtype, rotated=rotated, factor_columns=rotations.factor_columns
+    )
     return None if known is None else NativePasses(model, decoder, known, windows, rotations)
 
 

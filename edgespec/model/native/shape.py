@@ -162,6 +162,7 @@ class DecoderShape:
     feature: TakenFeature | None = None  # of a head's first layer
     delta: DeltaShape | None = None  # in the place of attention, whose sizes are then 0
     has_last_norm: bool = True  # of the decoder's
+    factor_columns: int = 0  # behind a position's rotation: a factor of its queries
 
     @property
     def columns(self) -> int:

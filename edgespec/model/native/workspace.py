@@ -16,11 +16,13 @@ from edgespec.model.mechanisms.recurrent import KEYLESS
 from edgespec.model.native.records import ROW
 from edgespec.model.native.shape import DecoderShape, DeltaShape, Gate, Mixture, RouterScores
 from edgespec.model.supported import understanding
+from offload.native.code import LANES
 
 MOST_ROWS = 80  # of a text in order; more are read as a prompt's
 MOST_TOGETHER = 256  # rows of a call: what surrounds them takes memory
 FIRST_POSITIONS = 1024  # whose rotations are made at once
 FLOAT_BYTES = 4
+QUERY_GROWTH = "llama_4_scaling_beta"  # of queries behind the original length, as in Ministral 3
 
 
 def workspace_sizes(
@@ -110,8 +112,10 @@ def planned_bytes(config: PretrainedConfig, *, num_rows: int, num_keys: int, max
         return 0
     sizes = workspace_sizes(shapes, min(num_rows, MOST_TOGETHER), num_keys, max_path, num_threads)
     rotated = round(shapes[0].head_dim * float(_rotation(config).get("partial_rotary_factor") or 1))
-    num_tables = (1 + bool(rotations_of(config))) * len(set(kinds_of(config)) - KEYLESS)
-    rotations = num_tables * num_rotated(num_keys) * rotated * FLOAT_BYTES
+    is_partly = not all(getattr(config, "no_rope_layers", None) or [True])
+    num_tables = (1 + bool(rotations_of(config))) * (len(set(kinds_of(config)) - KEYLESS) + is_partly)
+    columns = rotated + (LANES if QUERY_GROWTH in _rotation(config) else 0)
+    rotations = num_tables * num_rotated(num_keys) * columns * FLOAT_BYTES
     return sum(map(with_room, sizes.values())) + rotations
 
 

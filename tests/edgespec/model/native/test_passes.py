@@ -59,6 +59,10 @@ DELTA_RULE = {
     "linear_num_value_heads": 4, "linear_key_head_dim": 32, "linear_value_head_dim": 64, "linear_conv_kernel_dim": 4,
 }  # fmt: skip
 ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+GROWING = {
+    "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0,
+    "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.5,
+}  # fmt: skip
 YARN = {
     "rope_type": "yarn", "rope_theta": 150000.0, "factor": 8.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
     "original_max_position_embeddings": 64,
@@ -121,6 +125,12 @@ FAMILIES: dict[str, Callable[[], PretrainedConfig]] = {
         rope_parameters={**ROPE, "partial_rotary_factor": 0.5, "mrope_section": [4, 2, 2]},
     ),
     "gemma3": lambda: transformers.Gemma3TextConfig(**SIZES, sliding_window=WINDOW, sliding_window_pattern=2),
+    # A layer without positions
+    "smollm3": lambda: transformers.SmolLM3Config(**SIZES, pad_token_id=0, no_rope_layers=[1, 0, 1]),
+    # Queries behind 16 tokens grow
+    "ministral3": lambda: transformers.Ministral3Config(
+        **SIZES, rope_parameters={**GROWING, "original_max_position_embeddings": 16}
+    ),
     # States in the place of keys: a product each for what is convolved and for gates
     "qwen3.5": lambda: transformers.Qwen3_5TextConfig(
         **{**SIZES, "head_dim": 32}, **DELTA_RULE, rope_parameters={**ROPE, "partial_rotary_factor": 0.5}
@@ -299,7 +309,7 @@ def test_rows_rotate_by_the_lengths_of_their_texts(
     assert (far(found[1], found[0]) < NEAR[torch.float32]) == (not is_wrong or (num_tokens, prompt_tokens) == (30, 0))
 
 
-@pytest.mark.parametrize("family", ["phi3", "glm4-moe", "qwen3.5-attention", "qwen3.5", "qwen3-next"])
+@pytest.mark.parametrize("family", ["phi3", "glm4-moe", "qwen3.5-attention", "qwen3.5", "qwen3-next", "ministral3"])
 def test_a_trees_rows_follow_a_prompt_that_torch_has_read(family: str, tokens: Tensor) -> None:
     usual, native = both(family)
     found, expected = (model.read([tree(text(model, tokens[:100]), tokens[100:])])[0] for model in (native, usual))
@@ -519,7 +529,19 @@ def test_a_row_of_the_largest_tree_has_its_bits_alone(tokens: Tensor) -> None:
 
 
 @pytest.mark.parametrize(
-    "family", ["llama", "gemma3", "mixtral", "qwen3-moe", "qwen2-moe", "glm4-moe", "qwen3.5", "qwen3-next"]
+    "family",
+    [
+        "llama",
+        "gemma3",
+        "mixtral",
+        "qwen3-moe",
+        "qwen2-moe",
+        "glm4-moe",
+        "qwen3.5",
+        "qwen3-next",
+        "smollm3",
+        "ministral3",
+    ],
 )
 def test_passes_hold_the_memory_that_a_plan_counts(family: str, tokens: Tensor) -> None:
     """Whatever order they come in, with as many threads."""
@@ -623,14 +645,6 @@ def test_a_router_that_chooses_among_groups_is_read_by_torch(num_groups: int, gr
 
 
 UNREAD: dict[str, tuple[Callable[..., PretrainedConfig], dict[str, Any], dict[str, Any]]] = {
-    "layers that rotate nothing": (
-        transformers.SmolLM3Config, {"no_rope_layers": [1, 1, 1]}, {"no_rope_layers": [1, 1, 0]},
-    ),
-    "queries that grow behind a position": (
-        transformers.Ministral3Config,
-        {"rope_parameters": {**YARN, "original_max_position_embeddings": 256, "llama_4_scaling_beta": 0.0}},
-        {"rope_parameters": {**YARN, "original_max_position_embeddings": 256, "llama_4_scaling_beta": 0.1}},
-    ),
     "a cap that is stated, and not used": (transformers.Gemma3TextConfig, {}, {"attn_logit_softcapping": 30.0}),
     "another gate": (
         transformers.MixtralConfig, {"num_local_experts": 4, "hidden_act": "gelu_new"}, {"hidden_act": "gelu"},
@@ -769,6 +783,31 @@ def test_a_layers_text_that_leaves_out_or_mistakes_a_part_is_not_used(
 ) -> None:
     FAULTS_OF_ROUTERS[fault](monkeypatch)
     assert trial.is_read_natively(FAMILIES[family]()) != shows
+
+
+ROTATIONS = passes._Rotations.of_layers
+FAULTS_OF_POSITIONS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+    "none": lambda _: None,
+    "all layers rotate": lambda patch: patch.setattr(
+        passes._Rotations, "of_layers", lambda rotations, count: ROTATIONS(rotations, count)[:1] * len(rotations._kinds)
+    ),
+    "no query grows": lambda patch: patch.setattr(passes, "QUERY_GROWTH", "none"),
+}
+
+
+@pytest.mark.usefixtures("tried_anew")
+@pytest.mark.parametrize("fault", FAULTS_OF_POSITIONS)
+def test_layers_without_positions_and_queries_that_grow_by_theirs_are_read_as_such_or_by_torch(
+    fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They lie in later layers of published models, and behind more positions than a trial's text has."""
+    FAULTS_OF_POSITIONS[fault](monkeypatch)
+    of_later_layers = transformers.SmolLM3Config(**{**SIZES, "pad_token_id": 0, "no_rope_layers": [1, 1, 0]})
+    behind_long_texts = transformers.Ministral3Config(
+        **SIZES, rope_parameters={**GROWING, "original_max_position_embeddings": 256}
+    )
+    assert trial.is_read_natively(of_later_layers) == (fault != "all layers rotate")
+    assert trial.is_read_natively(behind_long_texts) == (fault != "no query grows")
 
 
 def inputs_of_the_tap_before(steps: DeltaRuleSteps, code: Code, own: OwnRow, tap: int) -> tuple[Value, Value]:
