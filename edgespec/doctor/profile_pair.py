@@ -42,7 +42,7 @@ from profiles.files import profile_name
 from profiles.measure import copy_bytes_per_s, drop_page_cache, machine_facts, read_sequentially
 from profiles.schema import SCHEMA, Bandwidths, Plan, Profile, TemperaturePlan
 
-TREE_SIZE, NEW_TOKENS = 64, 24  # of what is recorded
+TREE_SIZE, RECORDED_TOKENS = 64, 24  # of what a model is fitted to
 FIT_STEPS = 1200
 MIN_TREES = 64  # to fit a model to: of fewer, it learns these texts by heart
 
@@ -66,7 +66,7 @@ def fit_pair(
     with tempfile.TemporaryDirectory() as folder:
         for number, ids in enumerate(prompts):
             own = Path(folder) / str(number)
-            run = RecordRun(kind="acceptance", max_new_tokens=NEW_TOKENS, seed=seed + number)
+            run = RecordRun(kind="acceptance", max_new_tokens=RECORDED_TOKENS, seed=seed + number)
             collect(engine, [ids], own, settings, run=run)
             records, headers = load_records(own)
             parts.append(records | {"prompt": torch.full_like(records["prompt"], number)})

@@ -18,7 +18,7 @@ from tests.offload.test_quantize import with_rounded_weights
 from tests.support.families import greedy_tokens, make_model, save_folder
 
 PROMPTS = (list(b"def main(arguments):\n    return main(arguments)\n"), list(b"import os"))
-NEW_TOKENS = 16
+NEW_TOKENS = 10
 SIZES: dict[str, Any] = {  # as formats of four bits pack them
     **NGRAMS, "hidden_size": 128, "ple_embed_dim": 128, "hc_lowrank": 64, "head_dim": 32, "indexer_head_dim": 32,
     "linear_key_head_dim": 32, "linear_value_head_dim": 32, "moe_intermediate_size": 64,
