@@ -70,7 +70,13 @@ def sequoia_table(acceptance: Sequence[float], *, size: int, depth: int, max_chi
 
     Raises EdgespecError for acceptance that is no distribution.
     """
-    rates = torch.tensor(list(acceptance)[:max_children], dtype=torch.float64)
+    return _table(tuple(acceptance)[:max_children], size=size, depth=depth)
+
+
+# An estimate has the same one for each draft that it weighs, and that of the largest trees takes half a second.
+@functools.lru_cache(maxsize=16)
+def _table(acceptance: tuple[float, ...], *, size: int, depth: int) -> SequoiaTable:
+    rates = torch.tensor(acceptance, dtype=torch.float64)
     require(
         rates.numel() > 0 and bool((rates >= 0).all()) and float(rates.sum()) <= 1 + ROUNDING,
         f"acceptance by rank {[round(rate, 4) for rate in rates.tolist()]} is not in [0, 1] in all.",
