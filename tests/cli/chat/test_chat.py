@@ -108,11 +108,12 @@ def test_a_prompt_and_a_pipe_are_one_message(run_cli: RunCli, monkeypatch: pytes
     assert not any("of stdin" in text for text in said[2:])
 
 
-def test_a_stdin_that_is_closed_or_cannot_be_read_is_no_part_of_the_message(tmp_path: Path) -> None:
+def test_a_stdin_that_is_closed_or_cannot_be_read_is_no_part_of_the_message(warm: list[str]) -> None:
     """As below cron, and below nohup, which gives a stdin that can only be written."""
-    asks = [sys.executable, "-m", "edgespec", "chat", "-p", "def f(", "-n", "2", "-md", "none", "--policy", "none"]
-    for line in ('exec "$@" <&-', 'exec "$@" 0>/dev/null'):
-        found = subprocess.run(["sh", "-c", line, "sh", *asks], capture_output=True, cwd=ROOT, timeout=90, check=False)
+    asks = ["-m", "edgespec", "chat", "-p", "def f(", "-n", "2", "-md", "none", "--policy", "none"]
+    for python, line in (([sys.executable], 'exec "$@" <&-'), (warm, 'exec "$@" 0>/dev/null')):
+        command = ["sh", "-c", line, "sh", *python, *asks]
+        found = subprocess.run(command, capture_output=True, cwd=ROOT, timeout=90, check=False)
         assert (found.returncode, b"Error" in found.stderr) == (0, False), found.stderr
 
 
