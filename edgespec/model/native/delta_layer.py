@@ -14,6 +14,7 @@ from edgespec.model.native.shape import DeltaShape
 
 OTHERS = {"conv1d", "norm", "out_proj", "dt_bias", "A_log"}
 ALONE, IN_GROUPS = {"in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"}, {"in_proj_qkvz", "in_proj_ba"}
+UNPACKED_AT_ONCE = 256  # columns of a weight: what is multiplied for that is in no plan
 SIZES = {"key_heads": "num_k_heads", "heads": "num_v_heads", "key_width": "head_k_dim", "value_width": "head_v_dim"}
 
 
@@ -72,5 +73,7 @@ def _rows(linear: Any, dtype: torch.dtype) -> Tensor:
     weight: Tensor | None = linear._parameters.get("weight")
     if type(linear) is nn.Linear and weight is not None and not weight.is_meta:
         return weight.detach()
-    found: Tensor = linear(torch.eye(linear.in_features, dtype=dtype))
-    return found.T
+    columns, found = torch.arange(linear.in_features), list[Tensor]()
+    for some in columns.split(UNPACKED_AT_ONCE):
+        found.append(linear((columns == some[:, None]).to(dtype)))
+    return torch.cat(found).T
