@@ -390,11 +390,14 @@ def test_a_block_whose_first_row_guesses_the_other_way_is_read_so_and_texts_stay
     target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, markov: str | None, states_it: bool
 ) -> None:
     """What the check found is what drafts: the marginals of the place that it found are those of the first token."""
-    right = agreement._guesses
+    right, tried = agreement._guesses, set[tuple[int, int]]()
 
     def found_of(draft: CausalModel, *more: Any, late: int) -> Guesses:
-        right(draft, *more, late=late)
-        agrees = draft.model.block.first_slot == (1 if states_it else 0)
+        first = draft.model.block.first_slot
+        if (first, late) not in tried:  # each can be measured, and one text says so
+            right(draft, *more, late=late)
+            tried.add((first, late))
+        agrees = first == (1 if states_it else 0)
         return guesses_of(0.6 if agrees else 0.2, 0.4 if agrees else 0.1)
 
     monkeypatch.setattr(agreement, "_guesses", found_of)
