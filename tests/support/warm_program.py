@@ -29,6 +29,9 @@ IMPORTED = (
 @contextlib.contextmanager
 def warm_programs(path: Path) -> Iterator[list[str]]:
     """Yield what begins the command of such a program in place of `python`; `path` is that of a socket to be made."""
+    if sys.platform == "win32":  # which has no forks
+        yield [sys.executable]
+        return
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(path))
         listening.listen()
