@@ -24,6 +24,7 @@ from edgespec.model.native.functions import (
     softplus,
     write_floats,
 )
+from edgespec.model.native.mixture import Write
 from edgespec.model.native.records import LAYER, SPAN
 from edgespec.model.native.shape import DecoderShape, DeltaShape
 from edgespec.model.native.state_rows import OwnRow
@@ -36,17 +37,13 @@ TOGETHER = 32  # columns of values that are summed in registers at once
 FIRST = ir.Constant(I32, 0)  # of a register
 KEY_EPS = 1e-6  # that a key's squared length gets
 
-Step = Callable[[Code, RecordFields, dict[str, Value], Value, Value], None]
-
 
 class DeltaRuleSteps:
     """What stands in the place of attention's steps."""
 
-    def __init__(
-        self, shape: DecoderShape, delta: DeltaShape, normed_row: ir.Function, round_row: ir.Function
-    ) -> None:  # fmt: skip
+    def __init__(self, shape: DecoderShape, delta: DeltaShape, normed_row: ir.Function, round_row: ir.Function) -> None:
         self._shape, self._delta, self._normed_row, self._round_row = shape, delta, normed_row, round_row
-        self.steps: dict[str, Step] = {"kept": self._keep, "convolved": self._convolve, "remembered": self._remember}
+        self.steps: dict[str, Write] = {"kept": self._keep, "convolved": self._convolve, "remembered": self._remember}
 
     def _keep(self, code: Code, record: RecordFields, given: dict[str, Value], thread: Value, threads: Value) -> None:
         """Keep each row's inputs of the convolution, and find its decays and rates."""
@@ -138,9 +135,7 @@ class DeltaRuleSteps:
                     channel = code.add(of_value, code.number(2 * delta.key_columns))
                     self._head(code, own, taps, convolved, channel, delta.value_width)
 
-    def _head(
-        self, code: Code, own: OwnRow, taps: Value, convolved: Value, channel: Value, width: int
-    ) -> Value:  # fmt: skip
+    def _head(self, code: Code, own: OwnRow, taps: Value, convolved: Value, channel: Value, width: int) -> Value:
         """Write some channels of a row, and return the sum of their squares."""
         delta = self._delta
         inputs = [self._inputs(code, own, tap) for tap in range(delta.taps)]
