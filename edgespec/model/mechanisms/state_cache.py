@@ -150,12 +150,9 @@ class StateCache:
 
     def fold_open(self) -> StateRows:
         """Fold all rows of a text that is being read, and return the state that the next ones continue."""
-        last = self._last
-        if last.num_open:
-            assert self.fold is not None
-            state, _ = self.fold(last.state, last.rows, last.num_open)
-            last = self.advance(last.num_open, state)
-        return last
+        if self.num_open:
+            self.fold_ahead(self.num_open)
+        return self._last
 
     def fold_ahead(self, count: int) -> None:
         """Fold the first `count` open rows of a text that is being read: that state counts once they are text."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from edgespec.model.mechanisms.fading_memory import memory_dtype
 from edgespec.model.native.mlp import part_names
 from edgespec.model.native.shape import DeltaShape
 
@@ -50,6 +51,7 @@ def delta_mixer(mixer: Any, dtype: torch.dtype) -> DeltaMixer | None:
         taps=taps.kernel_size[0],
         in_groups=in_groups,
         is_weight_bf16=weights[0].dtype == torch.bfloat16,
+        is_wide=memory_dtype(torch.empty(0, dtype=dtype)) == torch.float64,
         eps=eps,
     )
     if weights[0].dtype not in {torch.bfloat16, torch.float32} or len({weight.dtype for weight in weights}) > 1:

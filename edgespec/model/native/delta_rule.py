@@ -13,8 +13,10 @@ from llvmlite import ir
 
 from edgespec.model.native.fields import RecordFields, product_row
 from edgespec.model.native.functions import (
+    FIRST,
     as_bf16,
     constant,
+    dot,
     exp_of_doubles,
     length_inverse,
     logistic,
@@ -28,13 +30,12 @@ from edgespec.model.native.mixture import Write
 from edgespec.model.native.records import LAYER, SPAN
 from edgespec.model.native.shape import DecoderShape, DeltaShape
 from edgespec.model.native.state_rows import OwnRow
-from offload.native.code import DOUBLE, DOUBLES, FLOAT, FLOATS, I32, Code, Value
+from offload.native.code import DOUBLE, DOUBLES, FLOAT, FLOATS, Code, Value
 from offload.native.products import share_of
 from offload.native.rounded_rows import COLUMNS
 
 WIDTH = FLOATS.count
 TOGETHER = 32  # columns of values that are summed in registers at once
-FIRST = ir.Constant(I32, 0)  # of a register
 KEY_EPS = 1e-6  # that a key's squared length gets
 
 
@@ -64,7 +65,8 @@ class DeltaRuleSteps:
             decays, rates = (code.at(record.pointer(name), of_row) for name in ("decays", "rates"))
             with code.loop(0, delta.heads) as head:
                 for to, weight in ((decays, "decay_weight"), (rates, "rate_weight")):
-                    found = self._dot(code, scratch, layer.pointer(weight), head)
+                    pointer = layer.pointer(weight)
+                    found = dot(code, scratch, pointer, head, shape.hidden, is_bf16=delta.is_weight_bf16)
                     code.write(found, to, code.shl(head, code.number(2)), align=4)
             for first in range(0, delta.padded_heads, WIDTH):
                 place = code.number(first)
@@ -102,15 +104,6 @@ class DeltaRuleSteps:
         in_group = code.mul(code.urem(head, each), code.number(delta.value_width))
         before = code.number(2 * delta.key_width + delta.heads_each * delta.value_width)
         return code.at(mixed, code.shl(code.add(code.add(of_group, before), in_group), code.number(2)))
-
-    def _dot(self, code: Code, row: Value, weight: Value, head: Value) -> Value:
-        first = code.mul(head, code.number(self._shape.hidden))
-        total = code.variable(constant(0.0))
-        with code.loop(0, self._shape.hidden, WIDTH) as column:
-            left = read_floats(code, row, column, is_bf16=False)
-            right = read_floats(code, weight, code.add(first, column), is_bf16=self._delta.is_weight_bf16)
-            total.value = code.fused(left, right, total.value)
-        return code.sum_of(total.value)
 
     def _convolve(
         self, code: Code, record: RecordFields, given: dict[str, Value], thread: Value, threads: Value
@@ -293,7 +286,7 @@ class DeltaRuleSteps:
             before.value = self._since_of(code, own, own.ancestors.place(last), head)
         since = code.fadd(before.value, decay)
         to = code.add(code.mul(own.number, code.number(delta.heads)), head)
-        if self._is_wide:
+        if self._delta.is_wide:
             code.write(since, own.state.pointer("new_since"), code.shl(to, code.number(3)))
         else:
             rounded = code.fptrunc(since, FLOAT)
@@ -305,7 +298,7 @@ class DeltaRuleSteps:
         """Return what `_since` found of an earlier row."""
         rows, number = own.part(place, "since")
         at = code.add(code.mul(number, code.number(self._delta.heads)), head)
-        if self._is_wide:
+        if self._delta.is_wide:
             return code.read(DOUBLE, rows, code.shl(at, code.number(3)))
         return code.fpext(code.read(FLOAT, rows, code.shl(at, code.number(2))), DOUBLE)
 
@@ -341,18 +334,14 @@ class DeltaRuleSteps:
         end = code.add(group, code.number(width // COLUMNS))
         code.call(self._round_row, [heads, to, code.number(delta.value_columns), group, end])
 
-    @property
-    def _is_wide(self) -> bool:
-        return self._shape.is_bf16  # as states are kept in `mechanisms/fading_memory.py`
-
     def _read(self, code: Code, pointer: Value, index: Value, *, in_model: bool = False) -> Value:
         """Return eight numbers as doubles: of the model's dtype, or of states."""
-        if self._is_wide and not in_model:
+        if self._delta.is_wide and not in_model:
             return _doubles(code, pointer, index)
         return code.fpext(read_floats(code, pointer, index, is_bf16=self._shape.is_bf16), DOUBLES)
 
     def _write(self, code: Code, value: Value, pointer: Value, index: Value) -> None:
-        if self._is_wide:
+        if self._delta.is_wide:
             code.write(value, pointer, code.shl(index, code.number(3)))
         else:
             write_floats(code, code.fptrunc(value, FLOATS), pointer, index, is_bf16=False)

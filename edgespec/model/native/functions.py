@@ -6,7 +6,7 @@ import math
 
 from llvmlite import ir
 
-from offload.native.code import DOUBLES, FLOAT, FLOATS, INTS, LONGS, Code, Value
+from offload.native.code import DOUBLES, FLOAT, FLOATS, I32, INTS, LONGS, Code, Value
 from offload.native.rounded_rows import in_bf16, read_bf16
 
 LOG2_E, LN2_HIGH, LN2_LOW = 1.4426950408889634, 0.693359375, -2.12194440e-4
@@ -17,6 +17,8 @@ LEAST_OF_DOUBLES = -700.0
 LN2_OF_DOUBLES = (0.693147180369123816490, 1.90821492927058770002e-10)  # its first bits, and the rest: fdlibm's
 POWERS_OF_DOUBLES = 13  # of the series: the next one's part is below half of the last bit
 LOGARITHM_TERMS = 9  # of the odd series of log((1 + s) / (1 - s)), s up to a third
+SUMS = 4  # of a product of rows: each adds every fourth register of columns
+FIRST = ir.Constant(I32, 0)  # of a register
 GELU_FACTORS = (1.5957691216057308, 0.07135481282553954)  # 2 sqrt(2 / pi), and that times 0.044715
 
 
@@ -43,9 +45,8 @@ def exp(code: Code, value: Value) -> Value:
 
 def exp_of_doubles(code: Code, value: Value) -> Value:
     """Return the powers of e of eight doubles up to 0."""
-    value = code.select(
-        code.fcmp_ordered("<", value, of_doubles(LEAST_OF_DOUBLES)), of_doubles(LEAST_OF_DOUBLES), value
-    )
+    least = of_doubles(LEAST_OF_DOUBLES)
+    value = code.select(code.fcmp_ordered("<", value, least), least, value)
     is_number = code.fcmp_ordered("ord", value, value)
     whole = code.intrinsic("llvm.roundeven.v8f64", DOUBLES, code.fmul(value, of_doubles(LOG2_E)))
     rest = value
@@ -111,6 +112,20 @@ def read_floats(code: Code, pointer: Value, index: Value, *, is_bf16: bool) -> V
     if is_bf16:
         return read_bf16(code, pointer, code.shl(index, code.number(1)))
     return code.read(FLOATS, pointer, code.shl(index, code.number(2)))
+
+
+def dot(code: Code, row: Value, weight: Value, number: Value, columns: int, *, is_bf16: bool) -> Value:
+    """Return a row of floats times the row of this number in a weight, bf16 or float32: a float."""
+    first = code.mul(number, code.number(columns))
+    sums = [code.variable(constant(0.0)) for _ in range(SUMS)]
+    with code.loop(0, columns, SUMS * FLOATS.count) as start:
+        for part, total in enumerate(sums):
+            column = code.add(start, code.number(part * FLOATS.count))
+            left = read_floats(code, row, column, is_bf16=False)
+            right = read_floats(code, weight, code.add(first, column), is_bf16=is_bf16)
+            total.value = code.fused(left, right, total.value)
+    one, two, three, four = (total.value for total in sums)
+    return code.sum_of(code.fadd(code.fadd(one, two), code.fadd(three, four)))
 
 
 def as_bf16(code: Code, value: Value) -> Value:

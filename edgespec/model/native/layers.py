@@ -92,9 +92,11 @@ def _layer(
     if fields is None or is_scaled:
         return None
     mixer, mlp = layer.get_submodule(name), layer.get_submodule("mlp")
-    dtype = torch.bfloat16 if is_bf16 else torch.float32
-    delta = None if name == "self_attn" else delta_mixer(mixer, dtype)
-    of_mixer = linear_of(mixer, OF_ATTENTION) if name == "self_attn" else None if delta is None else delta.linear
+    if name == "self_attn":
+        delta, of_mixer = None, linear_of(mixer, OF_ATTENTION)
+    else:
+        delta = delta_mixer(mixer, torch.bfloat16 if is_bf16 else torch.float32)
+        of_mixer = None if delta is None else delta.linear
     of_mlp = mixture_of(mlp) if "experts" in part_names(mlp) else dense_mlp(mlp)
     if of_mixer is None or of_mlp is None:
         return None

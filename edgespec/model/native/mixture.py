@@ -12,16 +12,14 @@ from typing import TypeAlias
 from llvmlite import ir
 
 from edgespec.model.native.fields import RecordFields
-from edgespec.model.native.functions import ACTIVATIONS, constant, exp, logistic, read_floats, write_floats
+from edgespec.model.native.functions import ACTIVATIONS, FIRST, constant, dot, exp, logistic, read_floats, write_floats
 from edgespec.model.native.records import LAYER
 from edgespec.model.native.shape import DecoderShape, Gate, Mixture
-from offload.native.code import FLOAT, FLOATS, I32, I64, INTS, POINTER, VOID, Code, Value
+from offload.native.code import FLOAT, FLOATS, I64, INTS, POINTER, VOID, Code, Value
 from offload.native.products import UNIT_ROWS, share_of
 from offload.native.rounded_rows import COLUMNS
 
 WIDTH = FLOATS.count
-SUMS = 4  # of a logit: each adds every fourth register of columns
-FIRST = ir.Constant(I32, 0)  # of a register
 NEVER = -3e38  # a logit that is chosen last
 MULTIPLY = ir.FunctionType(VOID, [POINTER, POINTER, POINTER, I64, I64, I64])
 
@@ -55,16 +53,8 @@ class MixtureSteps:
         count = code.mul(num_rows, code.number(mixture.router_rows))
         with code.loop(*share_of(code, count, thread, threads)) as item:
             expert, row = code.udiv(item, num_rows), code.urem(item, num_rows)
-            of_row, of_expert = (code.mul(one, code.number(shape.hidden)) for one in (row, expert))
-            sums = [code.variable(constant(0.0)) for _ in range(SUMS)]
-            with code.loop(0, shape.hidden, SUMS * WIDTH) as first:
-                for number, total in enumerate(sums):
-                    column = code.add(first, code.number(number * WIDTH))
-                    left = read_floats(code, record.pointer("normed"), code.add(of_row, column), is_bf16=False)
-                    right = read_floats(code, router, code.add(of_expert, column), is_bf16=mixture.is_router_bf16)
-                    total.value = code.fused(left, right, total.value)
-            first, second, third, fourth = (total.value for total in sums)
-            found = code.sum_of(code.fadd(code.fadd(first, second), code.fadd(third, fourth)))
+            normed = code.at(record.pointer("normed"), code.mul(row, code.number(4 * shape.hidden)))
+            found = dot(code, normed, router, expert, shape.hidden, is_bf16=mixture.is_router_bf16)
             if mixture.has_router_bias:
                 bias = RecordFields(code, LAYER, given["layer"]).pointer("router_bias")
                 found = code.fadd(found, code.read(FLOAT, bias, code.shl(expert, code.number(2)), align=4))

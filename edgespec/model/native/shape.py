@@ -84,6 +84,7 @@ class DeltaShape:
     taps: int  # of the convolution
     in_groups: bool  # whether one product has a head of keys with its values and gates side by side
     is_weight_bf16: bool  # of decays and rates
+    is_wide: bool  # whether texts keep states of float64; else of float32
     eps: float
 
     @property

@@ -166,5 +166,5 @@ def _planned_delta(config: PretrainedConfig) -> DeltaShape | None:
     return DeltaShape(
         key_heads=config.linear_num_key_heads, heads=config.linear_num_value_heads,
         key_width=config.linear_key_head_dim, value_width=config.linear_value_head_dim,
-        taps=config.linear_conv_kernel_dim, in_groups=False, is_weight_bf16=False, eps=0.0,
+        taps=config.linear_conv_kernel_dim, in_groups=False, is_weight_bf16=False, is_wide=False, eps=0.0,
     )  # fmt: skip
