@@ -75,7 +75,7 @@ def _code(name: str) -> Any:
     from offload.native.instructions import WIDE
 
     is_wide = has_wide_registers()
-    return compiled(str(blocks_module(name, (4, 2, 1), width=WIDE) if is_wide else blocks_module(name, (3, 2, 1))))
+    return compiled(str(blocks_module(name, (4, 2, 1), width=WIDE) if is_wide else blocks_module(name, (4, 3, 2, 1))))
 
 
 @functools.cache

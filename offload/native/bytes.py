@@ -11,10 +11,9 @@ from collections.abc import Callable, Sequence
 from llvmlite import ir
 
 from offload.native.code import I8, I16, I32, LANES, Code, Value
-from offload.native.instructions import multiply_pairs
 from offload.native.products import UNIT_ROWS, add_products
 from offload.native.rounded_rows import COLUMNS
-from offload.native.row_blocks import RowBlock, Sums, add_row_block, scales_at
+from offload.native.row_blocks import RowBlock, Sums, add_row_block, scales_at, sums_over_pairs
 
 PAIR_BYTES = 2 * UNIT_ROWS
 FACTOR_COLUMNS = 16
@@ -29,9 +28,12 @@ def bytes_module(tiles: Sequence[int], *, width: int = LANES, has_factors: bool 
 
     def sums(code: Code, numbers: Value, rows: Sequence[Value]) -> list[Sums]:
         return [
-            _sums_of_share(code, numbers, rows, range(first // 2, (first + columns) // 2), width)
+            sums_over_pairs(
+                code, range(first // 2, (first + columns) // 2), rows, width,
+                lambda pair: _numbers_of(code, numbers, pair, width),
+            )
             for first in range(0, COLUMNS, columns)
-        ]
+        ]  # fmt: skip
 
     kind = RowBlock(
         num_bytes=PAIR_BYTES * COLUMNS // 2,
@@ -44,20 +46,13 @@ def bytes_module(tiles: Sequence[int], *, width: int = LANES, has_factors: bool 
     return module
 
 
-def _sums_of_share(code: Code, numbers: Value, rows: Sequence[Value], pairs: range, width: int) -> Sums:
-    """Return sums of products over pairs of columns, for each row: of 32 rows of the weight."""
-    lanes = 2 * width
-    sums: Sums = [[] for _ in rows]
-    for pair in pairs:
-        own = [
-            code.sext(code.read(ir.VectorType(I8, lanes), numbers, place), ir.VectorType(I16, lanes))
-            for place in range(PAIR_BYTES * pair, PAIR_BYTES * (pair + 1), lanes)
-        ]
-        for row, totals in zip(rows, sums, strict=True):
-            columns = code.bitcast(code.splat(code.read(I32, row, 4 * pair, align=4), width), own[0].type)
-            products = [multiply_pairs(code, one, columns) for one in own]
-            totals[:] = [code.add(*both) for both in zip(totals, products, strict=True)] if totals else products
-    return sums
+def _numbers_of(code: Code, numbers: Value, pair: Value, width: int) -> list[Value]:
+    """Return the numbers of a pair of columns, of 32 rows of the weight."""
+    lanes, own = 2 * width, code.at(numbers, code.mul(pair, code.number(PAIR_BYTES)))
+    return [
+        code.sext(code.read(ir.VectorType(I8, lanes), own, place), ir.VectorType(I16, lanes))
+        for place in range(0, PAIR_BYTES, lanes)
+    ]
 
 
 def _steps(width: int) -> Callable[[Code, Value, Value, int], tuple[Value, None]]:

@@ -110,18 +110,21 @@ def compiled(text: str, *, cpu: str = "") -> Compiled:
     cache = _ObjectCache(_kept[-1]() / f"{key[:32]}.o" if _kept else None)
     module = binding.parse_assembly(text)
     if cache.find(module) is None:
-        _optimise(module, machine)
+        _optimise(module, machine, unrolls=has_wide_registers() and not cpu)
     engine = binding.create_mcjit_compiler(module, machine)
     engine.set_object_cache(cache.keep, cache.find)
     engine.finalize_object()
     return Compiled(engine)
 
 
-def _optimise(module: Any, machine: Any) -> None:
+def _optimise(module: Any, machine: Any, *, unrolls: bool) -> None:
+    """Let LLVM improve a module. If it `unrolls` loops, it needs more registers than AVX2 has."""
     from llvmlite import binding
 
     module.verify()
-    builder = binding.create_pass_builder(machine, binding.create_pipeline_tuning_options(speed_level=2))
+    options = binding.create_pipeline_tuning_options(speed_level=2)
+    options.loop_unrolling = unrolls
+    builder = binding.create_pass_builder(machine, options)
     builder.getModulePassManager().run(module, builder)
 
 

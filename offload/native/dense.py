@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 from llvmlite import ir
 
@@ -15,10 +15,10 @@ WEIGHTS = 0  # the field of a weight's record that is its address
 FLOAT_BYTES = 4
 
 
-def dense_module(tiles: Sequence[int], *, is_bf16: bool, together: int) -> ir.Module:
-    """Return the text of `multiply`, which takes so many rows at once, by so many rows of the weight `together`."""
+def dense_module(tiles: Mapping[int, int], *, is_bf16: bool) -> ir.Module:
+    """Return the text of `multiply`; `tiles` are how many rows it takes at once -> by how many of the weight."""
     module = ir.Module("dense")
-    blocks = {rows: _add_block(module, rows, is_bf16=is_bf16, together=together) for rows in tiles}
+    blocks = {rows: _add_block(module, rows, is_bf16=is_bf16, together=together) for rows, together in tiles.items()}
     add_driver(module, blocks, bytes_of_row=lambda code, columns: code.mul(columns, code.number(FLOAT_BYTES)))
     return module
 

@@ -18,7 +18,7 @@ from offload.native.code import FLOAT, FLOATS, HALF, I16, I32, I64, INTS, LANES,
 from offload.native.instructions import WIDE, multiply_pairs
 from offload.native.products import UNIT_ROWS, add_products
 from offload.native.rounded_rows import COLUMNS
-from offload.native.row_blocks import RowBlock, Sums, add_row_block, scales_at
+from offload.native.row_blocks import RowBlock, Sums, add_row_block, scales_at, sums_over_pairs
 
 PLACES = 4  # numbers of four bits in a lane
 LAST_SHIFT = 12  # which leaves the last place alone
@@ -61,31 +61,27 @@ def lanes_module(tiles: Sequence[int], *, width: int = LANES, zeros: str = "any"
 
 def _whole_numbers(code: Code, numbers: Value, rows: Sequence[Value]) -> Sums:
     """Return the sums of products of 32 columns, for each row and place: whole numbers of 32 bits."""
-    sums: Sums = [[None] * PLACES for _ in rows]
-    for pair in range(COLUMNS // 2):
-        lanes = code.read(SHORTS, numbers, 2 * SHORTS.count * pair)
-        of_places = _of_places(code, lanes, (0, 0, 0, LAST_SHIFT))
-        for row, found in zip(rows, sums, strict=True):
-            columns = code.bitcast(code.splat(code.read(I32, row, 4 * pair, align=4)), SHORTS)
-            _add(code, of_places, columns, found)
-    return sums
+
+    def numbers_of(pair: Value) -> list[Value]:
+        lanes = code.read(SHORTS, code.at(numbers, code.mul(pair, code.number(2 * SHORTS.count))))
+        return _of_places(code, lanes, (0, 0, 0, LAST_SHIFT))
+
+    return sums_over_pairs(code, range(COLUMNS // 2), rows, LANES, numbers_of)
 
 
 def _wide_whole_numbers(code: Code, numbers: Value, rows: Sequence[Value]) -> Sums:
     """Return the same, for each row and two places: a register has both, and stands for sixteen rows of the weight."""
     if len(rows) == 1:
         return [_of_one_row(code, numbers, rows[0])]
-    sums: Sums = [[None] * (PLACES // 2) for _ in rows]
     masks = ir.Constant(WIDE_SHORTS, [15] * SHORTS.count + [15 << 4] * SHORTS.count)
     twice = ir.Constant(WIDE_INTS, 2 * list(range(LANES)))
-    for pair in range(COLUMNS // 2):
-        ints = code.read(INTS, numbers, 2 * SHORTS.count * pair)
+
+    def numbers_of(pair: Value) -> list[Value]:
+        ints = code.read(INTS, code.at(numbers, code.mul(pair, code.number(2 * SHORTS.count))))
         lanes = code.bitcast(code.shuffle_vector(ints, ints, twice), WIDE_SHORTS)
-        of_places = [code.and_(one, masks) for one in (lanes, code.lshr(lanes, code.splat_of(8, WIDE_SHORTS)))]
-        for row, found in zip(rows, sums, strict=True):
-            columns = code.bitcast(code.splat(code.read(I32, row, 4 * pair, align=4), WIDE), WIDE_SHORTS)
-            _add(code, of_places, columns, found)
-    return sums
+        return [code.and_(one, masks) for one in (lanes, code.lshr(lanes, code.splat_of(8, WIDE_SHORTS)))]
+
+    return sums_over_pairs(code, range(COLUMNS // 2), rows, WIDE, numbers_of)
 
 
 def _of_one_row(code: Code, numbers: Value, row: Value) -> list[Any]:
@@ -96,7 +92,9 @@ def _of_one_row(code: Code, numbers: Value, row: Value) -> list[Any]:
         both = code.read(WIDE_INTS, numbers, 2 * SHORTS.count * pair)  # a pair of columns, and then the next
         lanes = code.bitcast(code.shuffle_vector(both, both, ir.Constant(WIDE_INTS, in_turn)), WIDE_SHORTS)
         columns = code.bitcast(code.splat(code.read(I64, row, 4 * pair, align=4), PAIRS.count), WIDE_SHORTS)
-        _add(code, _of_places(code, lanes, (0, 0, 8, 8)), columns, found)
+        for place, own in enumerate(_of_places(code, lanes, (0, 0, 8, 8))):
+            product, before = multiply_pairs(code, own, columns), found[place]
+            found[place] = product if before is None else code.add(before, product)
     firsts, seconds = (ir.Constant(WIDE_INTS, list(range(start, 2 * WIDE, 2))) for start in (0, 1))
     return [
         code.add(*(code.shuffle_vector(found[place], found[place + 1], half) for half in (firsts, seconds)))
@@ -113,13 +111,6 @@ def _of_places(code: Code, lanes: Value, shifts: Sequence[int]) -> list[Value]:
         else code.and_(moved[shift], code.splat_of(15 << 4 * place - shift, lanes.type))
         for place, shift in enumerate(shifts)
     ]
-
-
-def _add(code: Code, of_places: Sequence[Value], columns: Value, found: list[Any]) -> None:
-    """Add the products of the numbers of some places with a row's columns."""
-    for place, own in enumerate(of_places):
-        product, before = multiply_pairs(code, own, columns), found[place]
-        found[place] = product if before is None else code.add(before, product)
 
 
 def _steps(code: Code, steps: Value, first: int, width: int, *, is_whole: bool, in_half: bool) -> tuple[Value, Value]:

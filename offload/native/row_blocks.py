@@ -7,12 +7,13 @@ those sums of its bytes, and what their step is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from llvmlite import ir
 
-from offload.native.code import FLOAT, HALF, I16, I32, I64, POINTER, VOID, Code, Value, function
+from offload.native.code import FLOAT, HALF, I16, I32, I64, LANES, POINTER, VOID, Code, Value, function, variables
+from offload.native.instructions import multiply_pairs
 from offload.native.products import UNIT_ROWS
 from offload.native.rounded_rows import COLUMNS, rounded_parts
 
@@ -90,6 +91,34 @@ def add_row_block(module: ir.Module, kind: RowBlock, num_rows: int) -> ir.Functi
             code.write(found[row][register].value, out, place, align=4)
     code.ret_void()
     return given["function"]
+
+
+def sums_over_pairs(
+    code: Code, pairs: range, rows: Sequence[Value], width: int, numbers_of: Callable[[Value], Sequence[Value]]
+) -> Sums:
+    """Return sums over pairs of columns: of products of a rounded row with each register of numbers, 16 bits each."""
+    zero = code.splat_of(0, ir.VectorType(I32, width))
+    sums = [variables(code, [zero] * (UNIT_ROWS // width)) for _ in rows]
+    for pair in _in_turn(code, pairs, width):
+        numbers = numbers_of(pair)
+        for row, totals in zip(rows, sums, strict=True):
+            given = code.read(I32, code.at(row, code.shl(pair, code.number(2))), align=4)
+            columns = code.bitcast(code.splat(given, width), numbers[0].type)
+            for total, one in zip(totals, numbers, strict=True):
+                total.value = code.add(total.value, multiply_pairs(code, one, columns))
+    return [[total.value for total in totals] for totals in sums]
+
+
+def _in_turn(code: Code, pairs: range, width: int) -> Iterator[Value]:
+    """Yield numbers one by one; with registers of 256 bits, of which there are 16, once in a loop.
+
+    Of many in a row LLVM would multiply some early, and have more sums than registers.
+    """
+    if width > LANES:
+        yield from map(code.number, pairs)
+        return
+    with code.loop(pairs.start, pairs.stop) as pair:
+        yield pair
 
 
 def scales_at(code: Code, place: Value, first: int, width: int, *, in_half: bool) -> Value:

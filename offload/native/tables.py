@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 from llvmlite import ir
 
-from offload.native.code import I16, I32, INTS, LANES, SHORTS, Code, Value
-from offload.native.instructions import BYTES, WIDE, WIDE_SHORTS, look_up, look_up_shorts, multiply_pairs
+from offload.native.code import I32, INTS, LANES, SHORTS, Code, Value
+from offload.native.instructions import BYTES, WIDE, WIDE_SHORTS, look_up, look_up_shorts
 from offload.native.products import UNIT_ROWS, add_products
 from offload.native.rounded_rows import BITS, COLUMNS
-from offload.native.row_blocks import RowBlock, Sums, add_row_block, scales_at
+from offload.native.row_blocks import RowBlock, Sums, add_row_block, scales_at, sums_over_pairs
 
 PAIR_BYTES = 32
 HALF_ROWS = UNIT_ROWS // 2
@@ -69,16 +69,15 @@ def _sums_of_share(
     """Return sums of products over pairs, of which `table.columns` columns are added before bits are dropped."""
     (numbers, rows), (width, shift) = given, facts
     at_once = table.columns // 2
+
+    def numbers_of(pair: Value) -> list[Value]:
+        packed = code.read(BYTES, code.at(numbers, code.mul(pair, code.number(PAIR_BYTES))))
+        return (_values if width == LANES else _wide_values)(code, table.values, packed)
+
     found: Sums = [[] for _ in rows]
     for start in pairs[::at_once]:
-        sums: Sums = [[] for _ in rows]
-        for pair in range(start, min(start + at_once, pairs.stop)):
-            packed = code.read(BYTES, numbers, PAIR_BYTES * pair)
-            values = (_values if width == LANES else _wide_values)(code, table.values, packed)
-            for row, of_row in zip(rows, sums, strict=True):
-                columns = code.splat(code.read(I32, row, 4 * pair, align=4), width)
-                lanes = code.bitcast(columns, ir.VectorType(I16, 2 * width))
-                _add(code, of_row, [multiply_pairs(code, own, lanes) for own in values])
+        some = range(start, min(start + at_once, pairs.stop))
+        sums = sums_over_pairs(code, some, rows, width, numbers_of)
         for of_row, total in zip(sums, found, strict=True):
             kind = of_row[0].type
             _add(code, total, [code.ashr(one, code.splat_of(shift, kind)) for one in of_row] if shift else of_row)

@@ -14,6 +14,9 @@ from torch import Tensor, nn
 from offload.native.compiler import Compiled, compiled, has_wide_registers
 
 UNIT = 32  # rows, and columns, of which a weight has whole multiples
+# Rows at once -> rows of a dense weight: sums fill the registers, and of a weight that one row reads more stream in
+TILES = {3: 2, 2: 2, 1: 4}
+WIDE_TILES = {4: 4, 2: 4, 1: 4}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,5 +94,4 @@ def of_experts(weights: Sequence[NativeWeight | None]) -> NativeWeight | None:
 def _dense(*, is_bf16: bool) -> Compiled:
     from offload.native.dense import dense_module
 
-    is_wide = has_wide_registers()
-    return compiled(str(dense_module((4, 2, 1) if is_wide else (2, 1), is_bf16=is_bf16, together=4 if is_wide else 2)))
+    return compiled(str(dense_module(WIDE_TILES if has_wide_registers() else TILES, is_bf16=is_bf16)))

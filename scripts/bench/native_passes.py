@@ -82,7 +82,7 @@ def main() -> None:
     parser.add_argument("models", nargs="*", default=[str(DEMO_FOLDER / part) for part in ("target", "draft")])
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 16, 64])
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--quant", default="none")
+    parser.add_argument("--quant", help="by default as everywhere: none leaves blocks as they lie")
     parser.add_argument("--turns", type=int, default=20)
     parser.add_argument("--types", nargs="+", default=[])
     given = parser.parse_args()

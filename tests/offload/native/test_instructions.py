@@ -31,13 +31,13 @@ def text(name: str) -> object:
         "lanes": lambda: lanes_module((2, 1)),
         "bytes": lambda: bytes_module((2, 1)),
         "tables": lambda: tables_module(Table(values=tuple(range(-8, 8)), unit=8), (2, 1)),
-        "dense": lambda: dense_module((2, 1), is_bf16=True, together=2),
+        "dense": lambda: dense_module({2: 2, 1: 4}, is_bf16=True),
         "unpacking": lambda: unpacking_module("Q6_K", in_half=True),
     }
     return others[name]() if name in others else blocks_module(name, (2, 1))
 
 
-def assembly(of_module: str, triple: str, processor: str) -> str:
+def assembly(of_module: str, triple: str, processor: str, *, machine_of_text: str = "aarch64") -> str:
     """Return what the compiler makes of a text for another processor."""
     from llvmlite import binding
 
@@ -51,9 +51,9 @@ def assembly(of_module: str, triple: str, processor: str) -> str:
     except RuntimeError:
         pytest.skip("this llvmlite does not know the processor")
     machine = target.create_target_machine(cpu=processor, opt=3)
-    with written_for("aarch64"):
+    with written_for(machine_of_text):
         module = binding.parse_assembly(str(text(of_module)))
-    _optimise(module, machine)
+    _optimise(module, machine, unrolls=False)
     found: str = machine.emit_assembly(module)
     return found
 
@@ -81,3 +81,14 @@ def test_sums_of_products_without_an_instruction_of_their_own_are_the_same(name:
     found = [product(compiled(one), record, rows) for one in (of_others, str(text(name)))]
     assert "pmadd" not in of_others
     assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("kind", ["lanes", "bytes", "tables"])
+def test_sums_of_products_stay_in_the_registers_of_avx2(kind: str) -> None:
+    found = assembly(kind, "x86_64-linux-gnu", "haswell", machine_of_text="x86_64")
+    start = found.index("\nmultiply:")
+    lines = found[start : found.index(".Lfunc_end", start)].splitlines()
+    on_stack = [line for line in lines if "ymm" in line and "rsp" in line]
+    products = [line for line in lines if "vpmaddwd" in line]
+    assert len(on_stack) < 60  # floats, outside of loops; with all pairs of columns in a row there are hundreds
+    assert len(products) == 4 * (1 + 2)  # those of one pair, for a row alone and for two
