@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from edgespec.model.causal_model import CausalModel
 from edgespec.model.target import Target
 from edgespec.tree.token_tree import TokenTree
-from offload.layouts.onednn import hook_linear_layers
+from offload.layouts.onednn import has_onednn, hook_linear_layers
 
 PROMPT_TOKENS, TURN_TOKENS = 45, 9
 TEXTS = 3  # that share passes
@@ -105,7 +105,8 @@ def compared(
 ) -> dict[str, tuple[int, int]]:  # fmt: skip
     """Return, by the shape of trees, the number of rows that have the bits of plain decoding, and of all rows."""
     with ExitStack() as undo:
-        hook_linear_layers(model, torch.bfloat16, undo)
+        if has_onednn(torch.bfloat16):
+            hook_linear_layers(model, torch.bfloat16, undo)
         causal = CausalModel(model, device=torch.device("cpu"), keeps_row_bits=True)
         if natively:
             causal.use_native_passes()
