@@ -76,8 +76,8 @@ def native(block: tuple[int, int], shape: tuple[int, int], parts: Mapping[str, A
 def _code() -> Any:
     from offload.native.float8 import float8_module
 
-    is_wide = has_wide_registers()
-    return compiled(str(float8_module((4, 2, 1) if is_wide else (2, 1), together=4 if is_wide else 2)))
+    tiles, together = ((4, 2, 1), 4) if has_wide_registers() else ((3, 2, 1), 2)
+    return compiled(str(float8_module(tiles, together=together)))
 
 
 @functools.cache
