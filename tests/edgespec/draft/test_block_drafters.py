@@ -78,7 +78,7 @@ def compare(engine: Engine, form: Drafter, *, keeps_others: bool = False) -> Non
         drafter.sampling = replace(drafter.sampling, tail_share=0.05)
     plain, tensors = make_model(TARGET), tensors_of(form)
     embed, output = plain.get_input_embeddings().weight, plain.get_output_embeddings().weight
-    near = {"rtol": 1e-4, "atol": 1e-5} if form.selector else {"rtol": 1e-3, "atol": 1e-6}
+    near = {"rtol": 5e-4, "atol": 1e-5} if form.selector else {"rtol": 1e-3, "atol": 1e-6}
     for text, paths, found in rounds_of(looked, drafter, count=5 if form.selector else 4):
         hidden = places(form, tensors, states_of(plain, text), embed, paths[0][0])
         assert drafter.max_depth == len(hidden)
