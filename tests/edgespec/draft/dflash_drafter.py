@@ -139,7 +139,7 @@ def write_drafter(folder: Path, drafter: Drafter) -> Path:
 def of_all_tokens(drafter: Drafter, t: dict[str, Tensor], known: Tensor) -> Tensor:
     """Logits [s, V] from those of the tokens that the drafter knows."""
     ids = torch.arange(drafter.draft_vocab) + t.get("d2t", 0)
-    return torch.full((len(known), drafter.vocab), -torch.inf).index_copy(1, ids, known)
+    return known.new_full((len(known), drafter.vocab), -torch.inf).index_copy(1, ids, known)
 
 
 def after(drafter: Drafter, t: dict[str, Tensor], hidden: Tensor, output: Tensor, path: list[int]) -> Tensor:

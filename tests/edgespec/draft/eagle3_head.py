@@ -124,6 +124,11 @@ def write_head(folder: Path, head: Head, *, is_torch_file: bool = False) -> Path
     return folder
 
 
+def in_doubles(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A page's tensors, for a forward whose own rounding does not count."""
+    return {name: tensor.double() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
+
+
 def states_of(target: PreTrainedModel, ids: list[int]) -> list[Tensor]:
     """H[j] [t, h_t]: what goes into each layer, what leaves the last one, and last the output of the final norm."""
     found: list[Tensor] = []
@@ -188,6 +193,6 @@ def reference(
             x = x + (gate * (y @ t[f"{p}.mlp.up_proj.weight"].T)) @ t[f"{p}.mlp.down_proj.weight"].T
         known = rms(x[-1], "norm") @ t.get("lm_head.weight", output).T
         ids = torch.arange(len(known)) + t.get("d2t", 0)
-        logits.append(torch.full((head.vocab,), -torch.inf).index_put((ids,), known))
+        logits.append(known.new_full((head.vocab,), -torch.inf).index_put((ids,), known))
         features = torch.cat([features, (rms(x[-1:], "norm") if "norm_output" in head.flags else x[-1:])])
     return features[len(text) :], torch.stack(logits)

@@ -30,7 +30,7 @@ from tests.edgespec.draft.dflash_drafter import (
     tensors_of,
     write_drafter,
 )
-from tests.edgespec.draft.eagle3_head import TARGET, states_of
+from tests.edgespec.draft.eagle3_head import TARGET, in_doubles, states_of
 from tests.support.families import make_model
 
 SCALES = (("input_embedding_scale", 3.0), ("output_multiplier", 0.5), ("final_logit_softcapping", 4.0))
@@ -76,11 +76,11 @@ def compare(engine: Engine, form: Drafter, *, keeps_others: bool = False) -> Non
     assert type(drafter) is kind
     if keeps_others:
         drafter.sampling = replace(drafter.sampling, tail_share=0.05)
-    plain, tensors = make_model(TARGET), tensors_of(form)
-    embed, output = plain.get_input_embeddings().weight, plain.get_output_embeddings().weight
-    near = {"rtol": 5e-4, "atol": 1e-5} if form.selector else {"rtol": 1e-3, "atol": 1e-6}
+    plain, tensors = make_model(TARGET), in_doubles(tensors_of(form))
+    embed, output = (part.weight.double() for part in (plain.get_input_embeddings(), plain.get_output_embeddings()))
+    near = {"rtol": 1e-4, "atol": 1e-5} if form.selector else {"rtol": 1e-3, "atol": 1e-6}
     for text, paths, found in rounds_of(looked, drafter, count=5 if form.selector else 4):
-        hidden = places(form, tensors, states_of(plain, text), embed, paths[0][0])
+        hidden = places(form, tensors, [rows.double() for rows in states_of(plain, text)], embed, paths[0][0])
         assert drafter.max_depth == len(hidden)
         known = known_of(form, tensors, hidden, output)
         for path, q in zip(paths, found, strict=True):
@@ -96,7 +96,7 @@ def compare(engine: Engine, form: Drafter, *, keeps_others: bool = False) -> Non
                 assert keeps_others or int((q > 0).sum()) <= CANDIDATES
                 if keeps_others:
                     expected = torch.where(expected > 0, expected * alone[expected > 0].sum(), alone)
-            torch.testing.assert_close(q, expected, **near)
+            torch.testing.assert_close(q, expected.float(), **near)
 
 
 def known_of(form: Drafter, tensors: dict[str, Tensor], hidden: Tensor, output: Tensor) -> Tensor:

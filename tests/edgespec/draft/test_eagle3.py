@@ -12,7 +12,16 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from edgespec import Engine
 from tests.edgespec.draft.contract import TEXT, drafter_at, open_engine, rounds_of
-from tests.edgespec.draft.eagle3_head import ALL_FLAGS, TARGET, Head, reference, states_of, tensors_of, write_head
+from tests.edgespec.draft.eagle3_head import (
+    ALL_FLAGS,
+    TARGET,
+    Head,
+    in_doubles,
+    reference,
+    states_of,
+    tensors_of,
+    write_head,
+)
 from tests.support.families import FAMILIES, RECURRENT, make_model, save_folder
 
 LAYERS = 8
@@ -43,15 +52,16 @@ FORMS: dict[str, Head] = {
 def compare(engine: Engine, plain: PreTrainedModel, head: Head, tensors: dict[str, Tensor], *, rounds: int = 3) -> None:
     """Grow trees from a text, commit paths, and compare each node with the page's forward."""
     looked, drafter = drafter_at(engine, TEXT)
-    embed, output = plain.get_input_embeddings().weight, plain.get_output_embeddings().weight
+    tensors = in_doubles(tensors)
+    embed, output = (part.weight.double() for part in (plain.get_input_embeddings(), plain.get_output_embeddings()))
     for text, paths, _ in rounds_of(looked, drafter, count=rounds):
-        states = states_of(plain, text)
+        states = [rows.double() for rows in states_of(plain, text)]
         found = drafter.hidden(torch.arange(len(paths)))
         logits = drafter.model.logits(found)
         for row, path in enumerate(paths):
             expected, expected_logits = reference(head, tensors, states, embed, output, text, path)
-            torch.testing.assert_close(found[row], expected[-1], rtol=2e-4, atol=1e-4)
-            torch.testing.assert_close(logits[row], expected_logits[-1], rtol=2e-4, atol=1e-4)
+            torch.testing.assert_close(found[row], expected[-1].float(), rtol=2e-4, atol=5e-5)
+            torch.testing.assert_close(logits[row], expected_logits[-1].float(), rtol=2e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", FORMS)
