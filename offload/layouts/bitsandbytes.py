@@ -17,8 +17,8 @@ from offload.formats.published import weights_at_once
 from offload.formats.storage import PackedStorage, rows_at_once
 from offload.layouts.layout import TREE_ROWS, ComputeLayout, Kernel, are_few, in_pieces, is_right
 from offload.layouts.onednn import has_onednn, many_rows_dtype
-from offload.native.compiler import compiled, has_wide_registers, is_available
-from offload.native.weights import NativeWeight, weight_of_parts
+from offload.native.compiler import compiled, is_available
+from offload.native.weights import NativeWeight, float_tiles, weight_of_parts
 
 FEW_ROWS = 4  # bitsandbytes multiplies these with the packed weight itself on every card, faster than unpacked
 MOST_ROWS = 1536  # more it unpacks weights for on every card
@@ -117,8 +117,7 @@ def _multiply_natively(parts: Mapping[str, Tensor], rows: Tensor, bias: Tensor |
 def _code() -> Any:
     from offload.native.float8 import float8_module
 
-    tiles, together = ((4, 2, 1), 4) if has_wide_registers() else ((3, 2, 1), 2)
-    return compiled(str(float8_module(tiles, together=together, are_whole=True)))
+    return compiled(str(float8_module(float_tiles(), are_whole=True)))
 
 
 @functools.cache

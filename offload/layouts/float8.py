@@ -20,8 +20,8 @@ from offload.formats.scaled import BLOCK_SHAPE, num_blocks, unpack_scaled
 from offload.formats.storage import PackedStorage, PartShapes
 from offload.layouts.layout import TREE_ROWS, ComputeLayout, Kernel, is_right
 from offload.layouts.onednn import has_onednn
-from offload.native.compiler import compiled, has_wide_registers, is_available
-from offload.native.weights import NativeWeight, weight_of_parts
+from offload.native.compiler import compiled, is_available
+from offload.native.weights import NativeWeight, float_tiles, weight_of_parts
 
 UNIT, LANES = 32, 16  # rows and columns that a weight has a multiple of; columns of a block
 SAMPLE_SHAPE, SAMPLE_BLOCK = (64, 160), (32, 64)
@@ -76,8 +76,7 @@ def native(block: tuple[int, int], shape: tuple[int, int], parts: Mapping[str, A
 def _code() -> Any:
     from offload.native.float8 import float8_module
 
-    tiles, together = ((4, 2, 1), 4) if has_wide_registers() else ((3, 2, 1), 2)
-    return compiled(str(float8_module(tiles, together=together)))
+    return compiled(str(float8_module(float_tiles())))
 
 
 @functools.cache

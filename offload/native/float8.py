@@ -7,7 +7,7 @@ A scale belongs to a block of rows and columns: sums over a block's columns are 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 from llvmlite import ir
 
@@ -18,15 +18,14 @@ LANES = 16  # one register, or two: the sums are the same
 FLOATS, HALVES, SHORTS, INTS = (ir.VectorType(kind, LANES) for kind in (FLOAT, HALF, I16, I32))
 NUMBERS, SCALES, _, _, BLOCK_ROWS, BLOCK_COLUMNS, SCALES_EACH = range(7)  # fields of a weight's record
 FLOAT_BYTES = 4
-MOST_TOGETHER = 4  # rows of the weight, beside one row: as many sums as hide what an instruction waits for
 LESS = 2.0**8  # a half of the same bits is so many times smaller
 NO_NUMBER = 0x7F
 
 
-def float8_module(tiles: Sequence[int], *, together: int, are_whole: bool = False) -> ir.Module:
-    """Return the text of products, which take so many rows at once, by so many rows of the weight `together`."""
+def float8_module(tiles: Mapping[int, int], *, are_whole: bool = False) -> ir.Module:
+    """Return the text of products; `tiles` are how many rows they take at once -> by how many of the weight."""
     module = ir.Module("float8")
-    blocks = {rows: _add_block(module, rows, together if rows > 1 else MOST_TOGETHER, are_whole) for rows in tiles}
+    blocks = {rows: _add_block(module, rows, together, are_whole) for rows, together in tiles.items()}
     multiply = add_driver(
         module, blocks, bytes_of_row=lambda code, columns: code.mul(columns, code.number(FLOAT_BYTES))
     )

@@ -14,9 +14,6 @@ from torch import Tensor, nn
 from offload.native.compiler import Compiled, compiled, has_wide_registers
 
 UNIT = 32  # rows, and columns, of which a weight has whole multiples
-# Rows at once -> rows of a dense weight: sums fill the registers, and of a weight that one row reads more stream in
-TILES = {3: 2, 2: 2, 1: 4}
-WIDE_TILES = {4: 4, 2: 4, 1: 4}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,4 +91,12 @@ def of_experts(weights: Sequence[NativeWeight | None]) -> NativeWeight | None:
 def _dense(*, is_bf16: bool) -> Compiled:
     from offload.native.dense import dense_module
 
-    return compiled(str(dense_module(WIDE_TILES if has_wide_registers() else TILES, is_bf16=is_bf16)))
+    return compiled(str(dense_module(float_tiles(), is_bf16=is_bf16)))
+
+
+def float_tiles() -> dict[int, int]:
+    """Return how many rows of float32 are multiplied at once -> by how many of a weight: sums fill the registers.
+
+    Beside one row are as many as hide what an instruction waits for, and as stream in from memory together.
+    """
+    return {4: 4, 2: 4, 1: 4} if has_wide_registers() else {3: 2, 2: 2, 1: 4}

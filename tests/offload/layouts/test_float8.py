@@ -77,8 +77,8 @@ def test_bits_are_those_of_other_tiles_threads_and_processors() -> None:
     _, parts = stored((3, 5))
     record = (parts["numbers"].data_ptr(), parts["scale"].data_ptr(), SHAPE[1], SHAPE[0], 40, 64, 5)
     rows, before = torch.randn(80, SHAPE[1]), torch.get_num_threads()
-    codes = [compiled(str(float8_module((2, 1), together=2)), cpu="haswell")]
-    codes += [compiled(str(float8_module((4, 1), together=4)))] if has_wide_registers() else []
+    codes = [compiled(str(float8_module({2: 2, 1: 4})), cpu="haswell")]
+    codes += [compiled(str(float8_module({4: 4, 1: 4})))] if has_wide_registers() else []
     whole = product(codes[0], record, rows)
     try:
         for code in codes:
